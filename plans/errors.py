@@ -1,0 +1,64 @@
+"""Every error that Meshwright raises for its user, in one place.
+
+    MeshwrightError
+    +-- RequestError (ValueError)        the request is wrong                              exit code 2
+    |   +-- CaptureError                 the model cannot be captured as asked
+    |   |   +-- UnsupportedOpError       an op has no sharding rule
+    |   +-- PlanError                    a plan file is damaged, hostile or of another version
+    |   +-- ReplayError                  a sound plan, but for another model, mesh or torch version
+    +-- Infeasible                       no plan satisfies the limits                      exit code 3
+    +-- CheckError                       a sharded program does not compute what the model computes
+
+Messages have the form: 'what' must RULE, got VALUE; where it came from; the way out.
+"""
+
+from __future__ import annotations
+
+__all__ = [
+    "CaptureError",
+    "CheckError",
+    "Infeasible",
+    "MeshwrightError",
+    "PlanError",
+    "ReplayError",
+    "RequestError",
+    "UnsupportedOpError",
+]
+
+
+class MeshwrightError(Exception):
+    """Root of every error meant for the user."""
+
+    exit_code = 1
+
+
+class RequestError(MeshwrightError, ValueError):
+    """The request is wrong: the message names the input, the rule, the value and the way out."""
+
+    exit_code = 2
+
+
+class CaptureError(RequestError):
+    """The model cannot be captured without changing what it computes."""
+
+
+class UnsupportedOpError(CaptureError):
+    """An op has no sharding rule and the user did not allow replicating it."""
+
+
+class PlanError(RequestError):
+    """A plan file is damaged, hostile or of another version."""
+
+
+class ReplayError(RequestError):
+    """A sound plan, but for another model, cluster, mesh or torch version."""
+
+
+class Infeasible(MeshwrightError):
+    """No plan satisfies the limits: the message says which limit binds and by how much."""
+
+    exit_code = 3
+
+
+class CheckError(MeshwrightError):
+    """A sharded program does not compute what the model computes."""
