@@ -1,0 +1,90 @@
+"""Prices of one cluster seen through one mesh: the single thing that the planner asks for seconds and bytes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ..plans.clusters import Cluster
+from ..plans.errors import RequestError
+from ..plans.meshes import Mesh
+from . import collectives, kernels
+from .devices import Device, load_device
+from .kernels import Numbers, Times
+from .links import AxisLink, axis_link, check_size
+
+__all__ = ["Prices"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prices:
+    """Seconds of kernels and collectives on a cluster and mesh. Numbers or numpy arrays in, the same out.
+
+    `launch_s` is the host's time per kernel (compiled programs pay less) and is in no other price; `capacity_bytes` is
+    what a rank may fill; `source` says where the numbers come from; `attention` names a kernel of the sheet or is None
+    for its first. Calibration replaces `device` and `axes` by measured ones.
+    """
+
+    device: Device
+    axes: tuple[AxisLink, ...]
+    launch_s: float
+    capacity_bytes: int
+    source: str
+    attention: str | None = None
+
+    @classmethod
+    def of(
+        cls,
+        cluster: Cluster,
+        mesh: Mesh,
+        *,
+        compiled: bool,
+        device: Device | None = None,
+        attention: str | None = None,
+    ) -> Prices:
+        """Data-sheet prices of `cluster`, or those of a calibrated `device`.
+
+        RequestError when the device is unknown or mesh and cluster differ in size. A cluster's `memory_bytes` is taken
+        as what a rank may fill; else it is the device's memory less the framework's constant.
+        """
+        check_size(cluster, mesh)
+        sheet = device or load_device(cluster.device)
+        sheet.attention_kernel(attention)
+        return cls(
+            device=sheet,
+            axes=tuple(axis_link(cluster, mesh, axis, sheet) for axis in range(mesh.ndim)),
+            launch_s=sheet.launch_overhead_compiled_s if compiled else sheet.launch_overhead_s,
+            capacity_bytes=cluster.memory_bytes or sheet.memory_bytes - sheet.framework_constant_bytes,
+            source=f"{'datasheet' if device is None else 'device'} {sheet.name} v{sheet.version}",
+            attention=attention,
+        )
+
+    def gemm_s(self, m: Numbers, n: Numbers, k: Numbers, batch: Numbers = 1, dtype: str = "bfloat16") -> Times:
+        """Seconds of `batch` products of (m, k) by (k, n)."""
+        return kernels.gemm_s(self.device, m, n, k, batch=batch, dtype=dtype)
+
+    def attention_s(
+        self,
+        batch: Numbers,
+        heads: Numbers,
+        q_len: Numbers,
+        kv_len: Numbers,
+        head_dim: Numbers,
+        dtype: str = "bfloat16",
+        causal: bool = True,
+        backward: bool = False,
+    ) -> Times:
+        """Seconds of one fused attention over `heads` query heads, the backward alone if `backward`."""
+        return kernels.attention_s(
+            self.device, batch, heads, q_len, kv_len, head_dim,
+            dtype=dtype, causal=causal, backward=backward, kernel=self.attention,
+        )  # fmt: skip
+
+    def memory_s(self, moved_bytes: Numbers) -> Times:
+        """Seconds of a kernel bound by memory that reads and writes `moved_bytes` in all."""
+        return kernels.memory_s(self.device, moved_bytes)
+
+    def collective_s(self, kind: str, size_bytes: Numbers, axis: int) -> Times:
+        """Seconds of a collective along mesh axis `axis`; `size_bytes` is the whole tensor of one group."""
+        if not 0 <= axis < len(self.axes):
+            raise RequestError(f"'axis' must be 0 to {len(self.axes) - 1}, got {axis!r}; count mesh axes from 0")
+        return collectives.axis_collective_s(kind, size_bytes, self.axes[axis])

@@ -1,0 +1,307 @@
+"""The command line. Exit codes: 0 done, 2 the request is wrong, 3 no plan satisfies the limits, 1 anything else.
+
+Only this file prints. Torch and the planner are loaded inside the commands that need them.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import re
+import sys
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, TextIO
+
+import click
+
+from .cli_output import Usage, diff_object, held_stdout, plan_object, put_json, put_text
+from .plans import VERSION, CheckError, Cluster, Infeasible, Mesh, MeshwrightError, Plan, RequestError
+
+if TYPE_CHECKING:
+    from types import ModuleType
+
+__all__ = ["app", "run"]
+
+_UNITS = {
+    "": 1,
+    "b": 1,
+    "kib": 2**10,
+    "mib": 2**20,
+    "gib": 2**30,
+    "tib": 2**40,
+    "kb": 10**3,
+    "mb": 10**6,
+    "gb": 10**9,
+    "tb": 10**12,
+}
+_JSON = click.option("--json", "as_json", is_flag=True, help="Print one JSON object and nothing else.")
+_SIZE = click.IntRange(min=1, max=2**31)
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Run one command; the exit code."""
+    as_json = "--json" in arguments
+    with held_stdout(as_json) as stream:
+        try:
+            return int(app.main(list(arguments), prog_name="meshwright", standalone_mode=False, obj=stream) or 0)
+        except MeshwrightError as error:
+            return _fail(stream, as_json, str(error), error.exit_code, _status(error))
+        except click.ClickException as error:
+            return _fail(stream, as_json, error.format_message(), error.exit_code, "refused")
+        except (click.Abort, KeyboardInterrupt):
+            return _fail(stream, as_json, "interrupted", 130, "interrupted")
+        except BrokenPipeError:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+            return 1
+
+
+def _status(error: MeshwrightError) -> str:
+    if isinstance(error, Infeasible):
+        return "infeasible"
+    return "unequal" if isinstance(error, CheckError) else "refused"
+
+
+def _fail(stream: TextIO, as_json: bool, message: str, code: int, status: str) -> int:
+    print(f"meshwright: {message}", file=sys.stderr)
+    if as_json:
+        put_json(stream, {"status": status, "error": message, "exit_code": code})
+    return code
+
+
+def _api() -> ModuleType:
+    from .planner import api
+
+    return api
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"]}, no_args_is_help=True)
+@click.version_option(VERSION, prog_name="meshwright")
+def app() -> None:
+    """Plan how a PyTorch model is split over a cluster, and run it.
+
+    SPEC is a built-in model (llama3-8b, ...), FILE.py:function, or an HF config.json.
+    """
+
+
+def _model_options(command: Any) -> Any:
+    """The options that say how large the model's inputs are and how much of the model is taken."""
+    for option in (
+        click.option("--layers", type=_SIZE, help="Take only so many of the repeated blocks."),
+        click.option("--seq-len", type=_SIZE, help="Tokens in one sequence."),
+        click.option("--global-batch", type=_SIZE, help="Samples in one step over all devices."),
+    ):
+        command = option(command)
+    return command
+
+
+@app.command("plan")
+@click.argument("spec")
+@click.option("--cluster", required=True, help="h100-sxm:16x8, h100-sxm:8, a .toml or .json file, or 'local'.")
+@click.option("--mesh", help="8, 8x8 or dp=8,tp=8.  [default: chosen from the cluster]")
+@_model_options
+@click.option("--memory-limit", help="Bytes per device, e.g. 80GiB.  [default: the device's memory]")
+@click.option("--constraint", "constraints", multiple=True, help="A choice that is fixed; may be repeated.")
+@click.option("--optimizer", default="adamw", show_default=True)
+@click.option("--time-limit", type=click.FloatRange(min=0, min_open=True), help="Seconds for the solver.")
+@click.option("-o", "--output", help="Write the plan file here.")
+@_JSON
+@click.pass_obj
+def plan_command(
+    stream: TextIO,
+    spec: str,
+    cluster: str,
+    mesh: str | None,
+    global_batch: int | None,
+    seq_len: int | None,
+    layers: int | None,
+    memory_limit: str | None,
+    constraints: tuple[str, ...],
+    optimizer: str,
+    time_limit: float | None,
+    output: str | None,
+    as_json: bool,
+) -> int:
+    """Find the best plan for SPEC."""
+    usage = Usage.begin()
+    if time_limit is not None and not time_limit < math.inf:
+        raise RequestError(f"'--time-limit' must be a number of seconds, got {time_limit}; leave it out for no limit")
+    request = {
+        "cluster": Cluster.local() if cluster == "local" else Cluster.parse(cluster),
+        "mesh": None if mesh is None else Mesh.parse(mesh),
+        "memory_limit_bytes": None if memory_limit is None else _bytes("--memory-limit", memory_limit),
+    }
+    plan = _api().plan_spec(
+        spec,
+        **request,
+        global_batch=global_batch,
+        seq_len=seq_len,
+        layers=layers,
+        constraints=constraints,
+        optimizer=optimizer,
+        time_limit_s=time_limit,
+    )
+    if output is not None:
+        plan.save(output)
+    if as_json:
+        put_json(stream, {**plan_object(plan, usage), "plan": output})
+    else:
+        put_text(stream, plan.summary() + (f"\n\nwritten to {output}" if output is not None else ""))
+    return 0
+
+
+@app.command("check")
+@click.argument("spec")
+@click.option("--mesh", help="2x2 or dp=2,tp=2.  [default: the plan's]")
+@click.option("--plan", "plan_path", help="Check this plan and do not solve.")
+@click.option("--ranks", type=click.Choice(["simulated", "gloo"]), default="simulated", show_default=True)
+@click.option("--random", type=click.IntRange(min=1, max=10**6), help="Check so many random plans and not the best.")
+@click.option("--seed", type=click.IntRange(min=0, max=2**62), default=0, show_default=True)
+@_model_options
+@_JSON
+@click.pass_obj
+def check_command(
+    stream: TextIO,
+    spec: str,
+    mesh: str | None,
+    plan_path: str | None,
+    ranks: str,
+    random: int | None,
+    seed: int,
+    global_batch: int | None,
+    seq_len: int | None,
+    layers: int | None,
+    as_json: bool,
+) -> int:
+    """Compare a plan with the model itself.
+
+    Does the sharded program compute what the model computes? Exit code 1 when it does not.
+    """
+    if plan_path is not None and random is not None:
+        raise RequestError("'--plan' must not be given with '--random', got both; give one of them")
+    plan = None if plan_path is None else Plan.load(plan_path)
+    if mesh is None and plan is None:
+        raise RequestError("'--mesh' must be given where there is no '--plan', got neither; add e.g. --mesh 2x2")
+    grid = plan.mesh if mesh is None and plan is not None else Mesh.parse(mesh or "")
+    report = _api().check_spec(
+        spec,
+        grid,
+        plan=plan,
+        ranks=ranks,
+        random=random,
+        seed=seed,
+        global_batch=global_batch,
+        seq_len=seq_len,
+        layers=layers,
+    )
+    if as_json:
+        put_json(stream, _report_object(report))
+    else:
+        put_text(stream, _report_text(report))
+    return 0 if report.equal else CheckError.exit_code
+
+
+def _report_object(report: Any) -> dict[str, Any]:
+    differences = [
+        {"name": difference.name, "kind": difference.kind, "error": difference.error}
+        for difference in report.differences
+    ]
+    return {
+        "equal": report.equal,
+        "max_error": report.max_error,
+        "differences": differences,
+        "ranks": report.ranks,
+    }
+
+
+def _report_text(report: Any) -> str:
+    verdict = "equal" if report.equal else "NOT equal"
+    lines = [f"{verdict} on {report.ranks} ranks, largest error {report.max_error:.3g}"]
+    lines += [f"  {d.kind} {d.name}: error {d.error:.3g}" for d in report.differences]
+    return "\n".join(lines)
+
+
+@app.command("show")
+@click.argument("plan_path", metavar="PLAN")
+@_JSON
+@click.pass_obj
+def show_command(stream: TextIO, plan_path: str, as_json: bool) -> int:
+    """Print a plan file.
+
+    As tables, or with --json the plan itself.
+    """
+    plan = Plan.load(plan_path)
+    put_text(stream, plan.to_bytes().decode().rstrip() if as_json else plan.summary())
+    return 0
+
+
+@app.command("diff")
+@click.argument("first")
+@click.argument("second")
+@_JSON
+@click.pass_obj
+def diff_command(stream: TextIO, first: str, second: str, as_json: bool) -> int:
+    """Print what changes between two plans."""
+    diff = Plan.load(first).diff(Plan.load(second))
+    if as_json:
+        put_json(stream, diff_object(diff))
+    else:
+        put_text(stream, str(diff))
+    return 0
+
+
+@app.command("replay")
+@click.argument("plan_path", metavar="PLAN")
+@click.argument("spec")
+@_model_options
+@_JSON
+@click.pass_obj
+def replay_command(
+    stream: TextIO,
+    plan_path: str,
+    spec: str,
+    global_batch: int | None,
+    seq_len: int | None,
+    layers: int | None,
+    as_json: bool,
+) -> int:
+    """Take a plan as it is, without solving.
+
+    Does PLAN still fit the model that SPEC gives, and what is it predicted to cost now?
+    """
+    usage = Usage.begin()
+    plan = Plan.load(plan_path)
+    now = _api().replay_spec(plan, spec, global_batch=global_batch, seq_len=seq_len, layers=layers)
+    diff = plan.diff(now)
+    if as_json:
+        put_json(stream, {**plan_object(now, usage), "same": diff.same})
+    else:
+        put_text(stream, str(diff))
+    return 0
+
+
+@app.command("doctor")
+@_JSON
+@click.pass_obj
+def doctor_command(stream: TextIO, as_json: bool) -> int:
+    """Say what this machine lacks, if anything."""
+    from .doctor import examine
+
+    findings = examine()
+    fine = all(finding.ok for finding in findings)
+    if as_json:
+        rows = [{"name": f.name, "ok": f.ok, "found": f.found, "rule": f.rule} for f in findings]
+        put_json(stream, {"ok": fine, "findings": rows})
+    else:
+        marks = (f"{'ok ' if f.ok else 'BAD'} {f.name:<14} {f.found}  (must be: {f.rule})" for f in findings)
+        put_text(stream, "\n".join(marks))
+    return 0 if fine else 2
+
+
+def _bytes(option: str, text: str) -> int:
+    """A number of bytes from '80GiB', '1.5GB' or '1000'."""
+    match = re.fullmatch(r"(\d{1,18}(?:\.\d{1,6})?) ?([A-Za-z]{0,3})", text)
+    unit = _UNITS.get(match.group(2).lower()) if match else None
+    size = int(float(match.group(1)) * unit) if match and unit else 0
+    if not 0 < size <= 2**60:
+        raise RequestError(f"'{option}' must be a size such as 80GiB or 80000000000, got {text[:100]!r}")
+    return size

@@ -1,0 +1,1 @@
+"""How a program is read and run: capture, canonical form, local programs, the parallel module, simulated ranks."""

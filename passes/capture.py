@@ -1,0 +1,261 @@
+"""Capture: a model and example inputs become one joint forward and backward graph with stable names.
+
+The model is copied with fake parameters (no weights are read or made), run once under fake CPU tensors, and traced
+with its backward by AOTAutograd. Tracing the eager run itself keeps what an export in between loses: the backward of
+a custom autograd.Function, recomputation of checkpointed regions, no-grad regions, tied parameters, tensor hooks.
+"""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import traceback
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import fx, nn
+from torch.func import functional_call
+
+from ..plans.errors import CaptureError, MeshwrightError
+from . import _torch
+from .canonical import DECOMPOSED, canonicalize
+from .graph import Captured, Source, SourceKind
+from .naming import name_nodes
+from .trees import Tree, flatten, flatten_call
+
+__all__ = ["capture"]
+
+
+def capture(
+    model: nn.Module,
+    args: Sequence[Any] = (),
+    kwargs: dict[str, Any] | None = None,
+    *,
+    loss: Callable[[Any], torch.Tensor] | None = None,
+) -> Captured:
+    """The joint graph of one training step of `model` on inputs like `args` and `kwargs`.
+
+    Tensors in `args` and `kwargs` may be real, fake or on the meta device: only shapes, dtypes and requires_grad count.
+    `loss` maps the model's output to a scalar and becomes part of the graph. Raises CaptureError, which names the
+    module and source line, when the model cannot be traced without changing what it computes.
+    """
+    entry = _Entry.of(model, tuple(args), dict(kwargs or {}), loss)
+    with _explained(entry):
+        joint = _torch.joint_graph(entry, entry.example, _torch.decompositions(DECOMPOSED))
+    captured = _read(joint, entry)
+    canonicalize(captured)
+    name_nodes(captured)
+    return captured
+
+
+class _Entry(nn.Module):
+    """The model as a function of one flat list: parameters, buffers, constants, then inputs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.sources: list[Source] = []
+        self.example: list[torch.Tensor] = []
+        self.aliases: dict[str, str] = {}
+        self.inputs: Tree | None = None
+        self.outputs: Tree | None = None
+        self.differentiable: tuple[bool, ...] = ()
+        self.path: list[str] = []
+        self.loss: Callable[[Any], torch.Tensor] | None = None
+
+    @classmethod
+    def of(cls, model: nn.Module, args: tuple, kwargs: dict, loss: Callable | None) -> _Entry:
+        self = cls()
+        mode = _torch.FakeTensorMode(allow_non_fake_inputs=True)
+        memo: dict[int, Any] = {}
+        for kind, name, tensor in _tensors(model):
+            if id(tensor) in memo:
+                first = next(s.name for s, e in zip(self.sources, self.example, strict=True) if e is memo[id(tensor)])
+                self.aliases[name] = first
+                continue
+            fake = _fake(tensor, mode)
+            memo[id(tensor)] = fake
+            self._add(kind, name, tensor, fake)
+        tensors, self.inputs = flatten_call(args, kwargs)
+        for name, tensor in zip(self.inputs.names, tensors, strict=True):
+            self._add("input", name, tensor, _fake(tensor, mode))
+        try:
+            object.__setattr__(self, "model", copy.deepcopy(model, memo))
+        except Exception as error:
+            raise CaptureError(
+                f"'model' must be deep-copyable, got {type(error).__name__}: {error}; give it a __deepcopy__ or build it anew"
+            ) from error
+        self.loss = loss
+        return self
+
+    def _add(self, kind: SourceKind, name: str, tensor: torch.Tensor, fake: torch.Tensor) -> None:
+        self.sources.append(
+            Source(
+                kind=kind,
+                name=name,
+                shape=tuple(tensor.shape),
+                dtype=tensor.dtype,
+                requires_grad=tensor.requires_grad,
+            )
+        )
+        self.example.append(fake)
+
+    def forward(self, *flat: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        assert self.inputs is not None
+        held = {s.name: t for s, t in zip(self.sources, flat, strict=True) if s.kind in ("parameter", "buffer")}
+        given = [t for s, t in zip(self.sources, flat, strict=True) if s.kind == "input"]
+        args, kwargs = self.inputs.build(given)
+        model: nn.Module = self.model  # type: ignore[assignment]
+        with _watched(model, self.path), _torch.exporting():
+            for source, tensor in zip(self.sources, flat, strict=True):
+                if source.kind == "constant":
+                    _set_attribute(model, source.name, tensor)
+            out = functional_call(model, held, args, kwargs, tie_weights=True)
+            if self.loss is not None:
+                out = self.loss(out)
+        tensors, self.outputs = flatten(out, what="output")
+        self.differentiable = tuple(t.requires_grad for t in tensors)
+        return tuple(tensors)
+
+
+def _tensors(model: nn.Module) -> Iterator[tuple[SourceKind, str, torch.Tensor]]:
+    for name, tensor in model.named_parameters(remove_duplicate=False):
+        yield "parameter", name, tensor
+    for name, tensor in model.named_buffers(remove_duplicate=False):
+        yield "buffer", name, tensor
+    for path, module in model.named_modules():
+        for key, value in vars(module).items():
+            if isinstance(value, torch.Tensor):
+                yield "constant", f"{path}.{key}".lstrip("."), value
+
+
+def _set_attribute(model: nn.Module, name: str, value: torch.Tensor) -> None:
+    path, _, key = name.rpartition(".")
+    object.__setattr__(model.get_submodule(path), key, value)
+
+
+def _fake(tensor: torch.Tensor, mode: Any) -> torch.Tensor:
+    """A fake CPU tensor like `tensor`; a parameter stays a parameter."""
+    with mode:
+        size, stride = tensor.shape, tensor.stride() if tensor.layout == torch.strided else None
+        fake = torch.empty_strided(size, stride, dtype=tensor.dtype) if stride else torch.empty(size, dtype=tensor.dtype)
+    if isinstance(tensor, nn.Parameter):
+        return nn.Parameter(fake, requires_grad=tensor.requires_grad)
+    return fake.requires_grad_(tensor.requires_grad)
+
+
+@contextmanager
+def _watched(model: nn.Module, path: list[str]) -> Iterator[None]:
+    """Label traced nodes with the module they come from, and remember where tracing stands for error messages."""
+    handles = []
+
+    def enter(name: str) -> Callable:
+        def hook(module: nn.Module, inputs: Any) -> None:
+            path.append(name)
+            _torch.module_scope(path)
+
+        return hook
+
+    def leave(module: nn.Module, inputs: Any, output: Any) -> None:
+        path.pop()
+        _torch.module_scope(path)
+
+    path.clear()
+    for name, module in model.named_modules():
+        handles.append(module.register_forward_pre_hook(enter(name), prepend=True))
+        handles.append(module.register_forward_hook(leave))
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+@contextmanager
+def _explained(entry: _Entry) -> Iterator[None]:
+    """Turn whatever tracing raises into a CaptureError with module, source line and way out."""
+    try:
+        yield
+    except MeshwrightError:
+        raise
+    except Exception as error:
+        raise CaptureError(_explain(error, entry.path)) from error
+
+
+def _explain(error: Exception, path: list[str]) -> str:
+    frames = [f for f in traceback.extract_tb(error.__traceback__) if not _internal(f.filename)]
+    line = f" at {frames[-1].filename.rsplit('/', 1)[-1]}:{frames[-1].lineno} ({frames[-1].line})" if frames else ""
+    module = next((name for name in reversed(path) if name), "") or "the root module"
+    where = f"in {module}{line}"
+    text = next((part.strip() for part in str(error).splitlines() if part.strip()), "")
+    if isinstance(error, _torch.data_dependent_errors):
+        return (
+            f"'model' must not read values of tensors while it runs, got the data-dependent {text or type(error).__name__} {where}; "
+            "give the result a fixed shape (a capacity, a mask, torch.where) or keep the region out of the captured model"
+        )
+    return f"'model' must be traceable, got {type(error).__name__}: {text} {where}"
+
+
+def _internal(filename: str) -> bool:
+    return "/torch/" in filename or "/meshwright/passes/" in filename or "/passes/" in filename or filename.startswith("<")
+
+
+def _read(joint: fx.GraphModule, entry: _Entry) -> Captured:
+    """Read placeholders and outputs of the joint graph by their descriptors."""
+    assert entry.outputs is not None and entry.inputs is not None
+    graph = joint.graph
+    sources: dict[fx.Node, Source] = {}
+    tangents: dict[int, fx.Node] = {}
+    _refuse_mutated_parameters(entry, graph)
+    for node in graph.find_nodes(op="placeholder"):
+        desc = node.meta["desc"]
+        kind = type(desc).__name__
+        if kind == "PlainAOTInput":
+            sources[node] = entry.sources[desc.idx]
+        elif kind == "TangentAOTInput":
+            tangents[desc.output.idx] = node
+        else:
+            raise CaptureError(f"'model' must not need {kind} in its joint graph ({desc}); report it with the model")
+    outputs: list[fx.Node | None] = [None] * len(entry.outputs.names)
+    grads: dict[str, fx.Node] = {}
+    mutations: dict[str, fx.Node] = {}
+    result = next(iter(graph.find_nodes(op="output")))
+    for node, desc in zip(result.args[0], result.meta["desc"], strict=True):  # type: ignore[arg-type]
+        kind = type(desc).__name__
+        if kind == "PlainAOTOutput":
+            outputs[desc.idx] = node
+        elif kind == "InputMutationAOTOutput":
+            mutations[entry.sources[desc.mutated_input.idx].name] = node
+        elif kind == "GradAOTOutput":
+            if node is not None:
+                grads[entry.sources[desc.grad_of.idx].name] = node
+        elif desc is not None:
+            raise CaptureError(f"'model' must not return {kind} ({desc}); return a copy of the tensor instead of a view of an input")
+    return Captured(
+        module=joint,
+        sources=sources,
+        tangents=tangents,
+        outputs=outputs,
+        grads=grads,
+        mutations=mutations,
+        aliases=entry.aliases,
+        input_tree=entry.inputs,
+        output_tree=entry.outputs,
+        order=tuple(s.name for s in entry.sources),
+        names={},
+        backward=set(),
+    )
+
+
+def _refuse_mutated_parameters(entry: _Entry, graph: fx.Graph) -> None:
+    result = next(iter(graph.find_nodes(op="output")))
+    for desc in result.meta["desc"]:
+        if type(desc).__name__ != "InputMutationAOTOutput":
+            continue
+        source = entry.sources[desc.mutated_input.idx]
+        if source.kind == "parameter" or source.requires_grad:
+            raise CaptureError(
+                f"'model' must not mutate a parameter while it runs, got a mutated {source.name}; make it a buffer, or update it "
+                "outside of forward"
+            )

@@ -1,0 +1,85 @@
+"""The captured program as a value: the joint graph, what goes in and out of it, and the names of its nodes."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any, Literal
+
+import torch
+from torch import fx
+
+from .trees import Tree
+
+__all__ = ["Captured", "Source", "SourceKind", "tensor_args", "value_of", "values_of"]
+
+SourceKind = Literal["parameter", "buffer", "constant", "input"]
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Source:
+    """A tensor that goes into the program: shape (elements), dtype, and the user's own name for it."""
+
+    kind: SourceKind
+    name: str
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    requires_grad: bool
+
+
+@dataclasses.dataclass(slots=True, kw_only=True)
+class Captured:
+    """One training step. `names` maps every node to `module path::op.ordinal`, with `bwd.` before backward ops.
+
+    tangents   by index of the output they belong to
+    outputs    None where the output is not a tensor of the graph
+    grads      by parameter or input name; absent where nothing flows
+    mutations  the value a buffer or input holds after the step, by its name
+    aliases    other names of a tied parameter or buffer, to the first name
+    order      names of the sources by position in the captured call
+    """
+
+    module: fx.GraphModule
+    sources: dict[fx.Node, Source]
+    tangents: dict[int, fx.Node]
+    outputs: list[fx.Node | None]
+    grads: dict[str, fx.Node]
+    mutations: dict[str, fx.Node]
+    aliases: dict[str, str]
+    input_tree: Tree
+    output_tree: Tree
+    order: tuple[str, ...]
+    names: dict[fx.Node, str]
+    backward: set[fx.Node]
+
+    @property
+    def graph(self) -> fx.Graph:
+        """The joint graph."""
+        return self.module.graph
+
+    def ops(self) -> list[fx.Node]:
+        """The nodes that compute, in order."""
+        return [n for n in self.graph.nodes if n.op == "call_function"]
+
+    def results(self) -> list[fx.Node]:
+        """Every node that leaves the graph."""
+        return [n for n in (*self.outputs, *self.grads.values(), *self.mutations.values()) if n is not None]
+
+
+def value_of(node: fx.Node) -> torch.Tensor:
+    """The fake tensor a single-output node stands for."""
+    return node.meta["val"]
+
+
+def values_of(node: fx.Node) -> tuple[torch.Tensor | None, ...]:
+    """The fake tensors of a node, one per output."""
+    value: Any = node.meta.get("val")
+    if isinstance(value, (tuple, list)):
+        return tuple(v if isinstance(v, torch.Tensor) else None for v in value)
+    return (value if isinstance(value, torch.Tensor) else None,)
+
+
+def tensor_args(node: fx.Node) -> list[fx.Node]:
+    """Tensor inputs of a node in order of appearance, lists flattened, repeats kept."""
+    found: list[fx.Node] = []
+    fx.map_arg((node.args, node.kwargs), lambda n: found.append(n) or n)
+    return [n for n in found if any(v is not None for v in values_of(n))]

@@ -1,0 +1,244 @@
+"""The local program: what one rank runs, the joint graph with local shapes and the collectives that the plan names.
+
+Every rank's program has the same collectives in the same order; shapes differ where shards are uneven. Nothing is
+decided here: layouts, steps and special local programs come from the plan's nodes.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import fx
+
+from ..plans.errors import ReplayError
+from ..plans.layouts import Layout, local_shape
+from ..plans.meshes import Mesh
+from ..plans.plan import Edge, Node
+from ..plans.steps import parse_step
+from .collectives import Emitter
+from .graph import Captured, tensor_args, values_of
+from .lowerings import LOWERINGS
+from .naming import op_name
+
+__all__ = ["LocalProgram", "Lookup", "local_op", "localize", "shaped"]
+
+aten = torch.ops.aten
+Lookup = Callable[[str], Node]
+
+# Position of the argument that holds the global shape of the output.
+_SHAPE_ARGUMENT = {
+    "reshape": 1,
+    "view": 1,
+    "_unsafe_view": 1,
+    "expand": 1,
+    "full": 0,
+    "zeros": 0,
+    "ones": 0,
+    "empty": 0,
+    "new_zeros": 1,
+    "new_ones": 1,
+    "new_full": 1,
+    "new_empty": 1,
+    "upsample_nearest1d_backward": 2,
+    "upsample_nearest2d_backward": 2,
+    "upsample_bilinear2d_backward": 2,
+    "upsample_bicubic2d_backward": 2,
+    "upsample_linear1d_backward": 2,
+}
+
+
+# Kernels that take their inputs to be laid out as a plain model would give them: pieces are packed first.
+_PACKED = {
+    "_scaled_dot_product_flash_attention_for_cpu",
+    "_scaled_dot_product_flash_attention_for_cpu_backward",
+    "native_layer_norm",
+    "native_layer_norm_backward",
+    "view_as_complex",
+    "view_as_real",
+    "embedding_dense_backward",
+    "_embedding_bag",
+    "_embedding_bag_backward",
+    "max_pool2d_with_indices_backward",
+    "transformers.grouped_mm_fallback",
+    "transformers.grouped_mm_fallback_backward",
+}
+
+
+@dataclasses.dataclass(slots=True, kw_only=True)
+class LocalProgram:
+    """One rank's program. Placeholders in the order of `sources`, then `tangents`; results in the order of the names.
+
+    graph       fx graph whose output is (outputs..., mutations..., gradients...)
+    sources     names of the parameters, buffers, constants and inputs it takes
+    tangents    indices of the outputs whose tangents it takes
+    outputs, mutations, gradients   what it gives, by index or name
+    constants   tensors that the graph reads by name
+    """
+
+    graph: fx.Graph
+    sources: tuple[str, ...]
+    tangents: tuple[int, ...]
+    outputs: tuple[int, ...]
+    mutations: tuple[str, ...]
+    gradients: tuple[str, ...]
+    constants: Mapping[str, torch.Tensor]
+    backward: frozenset[fx.Node]
+    needs: Mapping[str, frozenset[int]]
+
+
+def localize(captured: Captured, lookup: Lookup, mesh: Mesh, coordinate: tuple[int, ...], groups: Sequence[str]) -> LocalProgram:
+    """The program of the rank at `coordinate`. `lookup` gives the plan's node of a name; `groups[a]` is the process
+    group of mesh axis `a`. Raises ReplayError when the plan lacks a node."""
+    return _Localizer(captured, lookup, mesh, coordinate, groups).run()
+
+
+class _Localizer:
+    def __init__(self, captured: Captured, lookup: Lookup, mesh: Mesh, coordinate: tuple[int, ...], groups: Sequence[str]) -> None:
+        self.captured, self.lookup, self.mesh, self.coordinate = captured, lookup, mesh, coordinate
+        self.emitter = Emitter(fx.Graph(), mesh, coordinate, groups)
+        self.local: dict[fx.Node, fx.Node] = {}
+        self.layouts: dict[tuple[fx.Node, int], Layout] = {}
+        self.done: dict[tuple, fx.Node] = {}
+        self.constants: dict[str, torch.Tensor] = {}
+        self.backward: set[fx.Node] = set()
+
+    def run(self) -> LocalProgram:
+        captured = self.captured
+        for node in captured.graph.nodes:
+            if node.op in ("placeholder", "get_attr"):
+                self._enter(node)
+        gradients: dict[str, fx.Node] = {}
+        of: dict[fx.Node, list[str]] = {}
+        for name, node in captured.grads.items():
+            of.setdefault(node, []).append(name)
+        for phase in (False, True):
+            for node in captured.graph.nodes:
+                if node.op == "call_function" and (node in captured.backward) == phase:
+                    self._op(node, phase)
+                    if phase:  # a gradient is reduced as soon as it is there, so that its whole does not stay alive
+                        gradients |= {name: self._result(node, f"{name}::gradient") for name in of.get(node, ())}
+            if not phase:
+                outputs = {i: self._result(n, f"output.{i}::output") for i, n in enumerate(captured.outputs) if n is not None}
+                mutations = {k: self._result(n, f"{k}::update") for k, n in captured.mutations.items()}
+                boundary = set(self.emitter.graph.nodes)
+        for name, node in captured.grads.items():
+            if name not in gradients:
+                gradients[name] = self._result(node, f"{name}::gradient")
+        graph = self.emitter.graph
+        graph.output((*outputs.values(), *mutations.values(), *gradients.values()))
+        return LocalProgram(
+            graph=graph,
+            sources=tuple(s.name for s in captured.sources.values()),
+            tangents=tuple(captured.tangents),
+            outputs=tuple(outputs),
+            mutations=tuple(mutations),
+            gradients=tuple(gradients),
+            constants=self.constants,
+            backward=frozenset(n for n in graph.nodes if n not in boundary and n.op == "call_function"),
+            needs={name: _tangents_of(node, captured) for name, node in captured.grads.items()},
+        )
+
+    def _enter(self, node: fx.Node) -> None:
+        name = self.captured.names[node]
+        if node.op == "get_attr":
+            self.constants[str(node.target)] = getattr(self.captured.module, str(node.target))
+            self.local[node] = self.emitter.graph.get_attr(str(node.target))
+            self.layouts[node, 0] = ("R",) * self.mesh.ndim
+            return
+        self.local[node] = self.emitter.graph.placeholder(node.name)
+        if values_of(node)[0] is not None:
+            self.layouts[node, 0] = self.lookup(name).outputs[0]  # type: ignore[assignment]
+
+    def _op(self, node: fx.Node, backward: bool) -> None:
+        if op_name(node) == "getitem":
+            source, index = node.args
+            self.local[node] = self.emitter.call(node.target, (self.local[source], index), like=node)  # type: ignore[index]
+            if (source, index) in self.layouts:
+                self.layouts[node, 0] = self.layouts[source, index]  # type: ignore[index]
+            return
+        name = self.captured.names[node]
+        plan = self.lookup(name)
+        inputs = tensor_args(node)
+        if len(plan.inputs) != len(inputs) or plan.op != op_name(node):
+            raise ReplayError(f"'plan' must fit the model, got {plan.op} with {len(plan.inputs)} inputs for {name}; plan again")
+        pieces = iter([self._moved(n, edge, backward, name) for n, edge in zip(inputs, plan.inputs, strict=True)])
+        whole = set(inputs)
+        args, kwargs = fx.map_arg((node.args, node.kwargs), lambda n: next(pieces) if n in whole else self.local[n])  # type: ignore[misc]
+        ins = [edge.layout for edge in plan.inputs]
+        if plan.rule:
+            self.local[node] = LOWERINGS[plan.rule](self.emitter, node, args, kwargs, ins, plan.outputs)
+        else:
+            self.local[node] = local_op(self.emitter, node, args, kwargs, plan.outputs)
+        for index, layout in enumerate(plan.outputs):
+            if layout is not None:
+                self.layouts[node, index] = layout
+
+    def _moved(self, node: fx.Node, edge: Edge, backward: bool, reader: str) -> fx.Node:
+        """`node` brought to the layout of `edge` by its steps; equal beginnings of equal ways are walked once per phase."""
+        layout, at = self.layouts[node, 0], self.local[node]
+        value = values_of(node)[0]
+        assert value is not None
+        way: tuple[str, ...] = ()
+        for text in edge.steps:
+            way = (*way, text)
+            key = (node, way, backward)
+            step = parse_step(text)
+            after = self.emitter.after(step, layout)
+            if key not in self.done:
+                self.done[key] = self.emitter.step(step, at, layout, value)
+            at, layout = self.done[key], after
+        if layout != edge.layout and not _same_on_mesh(layout, edge.layout, self.mesh):
+            raise ReplayError(
+                f"'plan' must lead {edge.source} from {','.join(self.layouts[node, 0])} to {','.join(edge.layout or ())} for {reader}, "
+                f"got steps {list(edge.steps)}; plan again"
+            )
+        return at
+
+    def _result(self, node: fx.Node, name: str) -> fx.Node:
+        return self._moved(node, self.lookup(name).inputs[0], name.endswith("gradient"), name)
+
+
+def local_op(emitter: Emitter, node: fx.Node, args: tuple, kwargs: dict[str, Any], outs: Sequence[Layout | None]) -> fx.Node:
+    """Append the op of `node` on local pieces."""
+    if op_name(node) in _PACKED:
+        args, kwargs = fx.map_arg((args, kwargs), emitter.packed)  # type: ignore[misc]
+    return emitter.call(node.target, shaped(node, args, outs, emitter.mesh, emitter.coordinate), kwargs, like=node)
+
+
+def shaped(node: fx.Node, args: tuple, outs: Sequence[Layout | None], mesh: Mesh, coordinate: tuple[int, ...]) -> tuple:
+    """The arguments of `node` with global sizes replaced by those of the rank at `coordinate`."""
+    short = op_name(node)
+    if short == "convolution_backward":
+        if not args[3] or outs[2] is None:
+            return args
+        return (*args[:3], list(local_shape(args[3], outs[2], mesh.shape, coordinate)), *args[4:])
+    position = _SHAPE_ARGUMENT.get(short)
+    if position is None:
+        return args
+    value, layout = values_of(node)[0], outs[0]
+    assert value is not None and layout is not None
+    return (*args[:position], list(local_shape(value.shape, layout, mesh.shape, coordinate)), *args[position + 1 :])
+
+
+def _same_on_mesh(left: Layout, right: Layout | None, mesh: Mesh) -> bool:
+    """Whether layouts differ only along axes of one device, where nothing has to move."""
+    return right is not None and all(a == b or n == 1 for a, b, n in zip(left, right, mesh.shape, strict=True))
+
+
+def _tangents_of(node: fx.Node, captured: Captured) -> frozenset[int]:
+    """Outputs whose tangents a gradient depends on."""
+    where = {n: i for i, n in captured.tangents.items()}
+    seen: set[fx.Node] = set()
+    stack, found = [node], set()
+    while stack:
+        at = stack.pop()
+        if at in seen:
+            continue
+        seen.add(at)
+        if at in where:
+            found.add(where[at])
+        stack.extend(at.all_input_nodes)
+    return frozenset(found)

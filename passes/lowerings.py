@@ -1,0 +1,126 @@
+"""Local programs of ops that need more than the op itself on local pieces: the dim they work along is split.
+
+sharded_rows      embedding rows split: look up what is here, zero elsewhere (a partial sum); its backward keeps own rows
+sharded_gather    gather along a split dim: likewise a partial sum
+sharded_scatter   scatter a constant along a split dim: write what falls here
+sharded_softmax   softmax, log-softmax and their backwards along a split dim: maximum and sum are reduced over the axis
+                  (the vocabulary-parallel cross entropy of Megatron-LM)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import fx
+
+from ..plans.layouts import Layout, shard
+from .collectives import Emitter
+from .graph import tensor_args, value_of, values_of
+from .naming import op_name
+
+__all__ = ["LOWERINGS"]
+
+aten = torch.ops.aten
+Lowering = Callable[[Emitter, fx.Node, Any, Any, Sequence["Layout | None"], Sequence["Layout | None"]], fx.Node]
+
+
+def _here(emit: Emitter, index: fx.Node, start: int, length: int) -> tuple[fx.Node, fx.Node]:
+    """Indices relative to this rank's piece, clamped into it, and whether they were in it."""
+    moved = emit.call(aten.sub.Tensor, (index, start))
+    above = emit.call(aten.ge.Scalar, (moved, 0))
+    below = emit.call(aten.lt.Scalar, (moved, length))
+    inside = emit.call(aten.logical_and.default, (above, below))
+    return emit.call(aten.clamp.default, (moved, 0, max(0, length - 1))), inside
+
+
+def _sharded_rows(emit: Emitter, node: fx.Node, args: Any, kwargs: Any, ins: Any, outs: Any) -> fx.Node:
+    if op_name(node) == "embedding":
+        weight = value_of(tensor_args(node)[0])
+        start, length = emit.offset(weight.shape, 0, ins[0])
+        index, inside = _here(emit, args[1], start, length)
+        rows = emit.call(aten.embedding.default, (args[0], index))
+        return emit.call(aten.where.self, (emit.call(aten.unsqueeze.default, (inside, -1)), rows, _zero(emit, value_of(node))))
+    # The backward: an index outside of this rank's rows adds nothing, its gradient is zeroed first.
+    start, length = emit.offset(value_of(node).shape, 0, outs[0])
+    grad, index, _, padding, scale = (*args, False)[:5] if len(args) == 4 else args[:5]
+    here, inside = _here(emit, index, start, length)
+    if padding >= 0:
+        inside = emit.call(aten.logical_and.default, (inside, emit.call(aten.ne.Scalar, (index, padding))))
+    kept = emit.call(aten.where.self, (emit.call(aten.unsqueeze.default, (inside, -1)), grad, _zero(emit, value_of(node))))
+    return emit.call(aten.embedding_dense_backward.default, (kept, here, length, -1, scale))
+
+
+def _zero(emit: Emitter, value: torch.Tensor) -> fx.Node:
+    return emit.call(aten.scalar_tensor.default, (0,), {"dtype": value.dtype, "device": value.device})
+
+
+def _sharded_gather(emit: Emitter, node: fx.Node, args: Any, kwargs: Any, ins: Any, outs: Any) -> fx.Node:
+    x = value_of(tensor_args(node)[0])
+    dim = args[1] % x.dim()
+    start, length = emit.offset(x.shape, dim, ins[0])
+    index, inside = _here(emit, args[2], start, length)
+    found = emit.call(aten.gather.default, (args[0], dim, index))
+    return emit.call(aten.where.self, (inside, found, _zero(emit, value_of(node))))
+
+
+def _sharded_scatter(emit: Emitter, node: fx.Node, args: Any, kwargs: Any, ins: Any, outs: Any) -> fx.Node:
+    """Write the constant where the index falls here: an index elsewhere is sent to a spare last place, cut off after."""
+    x = value_of(tensor_args(node)[0])
+    dim = args[1] % x.dim()
+    start, length = emit.offset(x.shape, dim, ins[0])
+    index, inside = _here(emit, args[2], start, length)
+    spare = emit.call(aten.scalar_tensor.default, (length,), {"dtype": torch.int64, "device": x.device})
+    index = emit.call(aten.where.self, (inside, index, spare))
+    wide = emit.call(aten.constant_pad_nd.default, (args[0], [0, 0] * (x.dim() - 1 - dim) + [0, 1]))
+    wide = emit.call(aten.scatter.value, (wide, dim, index, args[3]))
+    return emit.call(aten.slice.Tensor, (wide, dim, 0, length))
+
+
+def _sharded_softmax(emit: Emitter, node: fx.Node, args: Any, kwargs: Any, ins: Any, outs: Any) -> fx.Node:
+    short, out = op_name(node), value_of(node)
+    dim = (args[2] if short.endswith("backward_data") else args[1]) % out.dim()
+    axes = [a for a, placement in enumerate(outs[0]) if placement == shard(dim)]
+
+    def over(x: fx.Node, op: str) -> fx.Node:
+        for axis in reversed(axes):
+            x = emit.all_reduce(x, op, axis)
+        return x
+
+    def total(x: fx.Node) -> fx.Node:
+        return over(emit.call(aten.sum.dim_IntList, (x, [dim], True)), "sum")
+
+    if short.endswith("backward_data"):
+        return _softmax_backward(emit, node, args, total, log=short.startswith("_log"))
+    x = args[0]
+    if value_of(tensor_args(node)[0]).dtype != out.dtype:
+        x = emit.call(aten._to_copy.default, (x,), {"dtype": out.dtype})
+    top = over(emit.call(aten.amax.default, (x, [dim], True)), "max")
+    shifted = emit.call(aten.sub.Tensor, (x, top))
+    power = emit.call(aten.exp.default, (shifted,))
+    if short == "_log_softmax":
+        return emit.call(aten.sub.Tensor, (shifted, emit.call(aten.log.default, (total(power),))))
+    return emit.call(aten.div.Tensor, (power, total(power)))
+
+
+def _softmax_backward(emit: Emitter, node: fx.Node, args: Any, total: Callable[[fx.Node], fx.Node], *, log: bool) -> fx.Node:
+    grad, output = args[0], args[1]
+    if log:
+        spread = emit.call(aten.mul.Tensor, (emit.call(aten.exp.default, (output,)), total(grad)))
+        result = emit.call(aten.sub.Tensor, (grad, spread))
+    else:
+        weighted = emit.call(aten.mul.Tensor, (grad, output))
+        result = emit.call(aten.sub.Tensor, (weighted, emit.call(aten.mul.Tensor, (output, total(weighted)))))
+    wanted, have = values_of(node)[0], value_of(tensor_args(node)[1])
+    if wanted is not None and wanted.dtype != have.dtype:
+        return emit.call(aten._to_copy.default, (result,), {"dtype": wanted.dtype})
+    return result
+
+
+LOWERINGS: dict[str, Lowering] = {
+    "sharded_rows": _sharded_rows,
+    "sharded_gather": _sharded_gather,
+    "sharded_scatter": _sharded_scatter,
+    "sharded_softmax": _sharded_softmax,
+}

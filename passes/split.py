@@ -1,0 +1,81 @@
+"""A local program in two halves: forward with what it saves, backward from what was saved."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import torch
+from torch import fx
+
+from .local import LocalProgram
+
+__all__ = ["Halves", "split"]
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Halves:
+    """forward(*sources) gives (outputs..., mutations..., saved...); backward(*saved, *tangents) gives gradients.
+
+    `kept` gives, per saved value, the index of the source that it is, or None where it is computed.
+    """
+
+    program: LocalProgram
+    forward: fx.GraphModule
+    backward: fx.GraphModule
+    kept: tuple[int | None, ...]
+
+    @property
+    def results(self) -> int:
+        """How many of the forward's results come before the saved ones."""
+        return len(self.program.outputs) + len(self.program.mutations)
+
+
+def split(program: LocalProgram) -> Halves:
+    """Cut `program` where its backward begins."""
+    nodes = list(program.graph.nodes)
+    ends: Any = nodes[-1].args[0]
+    placeholders = [n for n in nodes if n.op == "placeholder"]
+    sources, tangents = placeholders[: len(program.sources)], placeholders[len(program.sources) :]
+    count = len(program.outputs) + len(program.mutations)
+    results, gradients = ends[:count], ends[count:]
+    first = {n for n in nodes if n.op != "output" and n not in program.backward and n not in tangents}
+    saved = list(dict.fromkeys(i for n in nodes if n in program.backward for i in n.all_input_nodes if i in first and i.op != "get_attr"))
+    saved += [g for g in dict.fromkeys(gradients) if g in first and g not in saved and g.op != "get_attr"]
+    position = {n: i for i, n in enumerate(sources)}
+    forward = _graph([n for n in nodes if n in first], sources, (*results, *saved))
+    backward = _graph([n for n in nodes if n in program.backward or n.op == "get_attr"], [*saved, *tangents], tuple(gradients))
+    return Halves(
+        program=program,
+        forward=_module(program, forward),
+        backward=_module(program, backward),
+        kept=tuple(position.get(n) for n in saved),
+    )
+
+
+def _graph(body: list[fx.Node], inputs: list[fx.Node], outputs: tuple[fx.Node, ...]) -> fx.Graph:
+    graph = fx.Graph()
+    known: dict[fx.Node, fx.Node] = {}
+    for node in inputs:
+        known[node] = graph.placeholder(node.name)
+    for node in body:
+        if node not in known:
+            known[node] = graph.node_copy(node, lambda n: known[n])
+    graph.output(tuple(known[n] for n in outputs))
+    graph.eliminate_dead_code(_must_stay)
+    return graph
+
+
+def _must_stay(node: fx.Node) -> bool:
+    """Collectives and random draws stay even where their result is not used: other ranks and later draws rely on them."""
+    if node.op in ("placeholder", "output"):
+        return True
+    name = getattr(node.target, "namespace", "")
+    return name == "_c10d_functional" or torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())
+
+
+def _module(program: LocalProgram, graph: fx.Graph) -> fx.GraphModule:
+    root = torch.nn.Module()
+    for name, value in program.constants.items():
+        root.register_buffer(name, value, persistent=False) if isinstance(value, torch.Tensor) else setattr(root, name, value)
+    return fx.GraphModule(root, graph)

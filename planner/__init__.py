@@ -1,0 +1,1 @@
+"""The planner: turns costs and limits into one chosen layout per node."""

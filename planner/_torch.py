@@ -1,0 +1,86 @@
+"""Every private name of PyTorch that this room uses, tested with torch 2.13 and held by tests/planner/test_torch_names.py."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Replicate, Shard
+from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
+from torch.distributed.tensor._op_schema import OpSchema, OpSpec, OpStrategy, RuntimeSchemaInfo, TupleStrategy
+from torch.distributed.tensor.placement_types import Partial, Placement
+from torch.utils import _pytree as pytree
+
+__all__ = ["dtensor_rules"]
+
+# One placement per output, then one per tensor input; None where there is no tensor.
+RawRule = list["str | None"]
+
+
+def dtensor_rules(op: Any, args: tuple, kwargs: dict[str, Any], outputs: int, size: int) -> list[RawRule] | None:
+    """What DTensor's own rules allow for `op` on one axis of `size` devices; None when it has no rule.
+
+    `args` and `kwargs` hold (fake) tensors. Placements other than R, S(d) and P(sum|max|min) are left out.
+    """
+    propagator = DTensor._op_dispatcher.sharding_propagator
+    single = propagator.op_single_dim_strategy_funcs.get(op)
+    if single is not None:
+        metas = pytree.tree_map_only(torch.Tensor, _meta, (args, kwargs))
+        rows = [list(row) for row in single.func(op, *metas)]
+        return [texts for row in rows if (texts := _texts(row)) is not None]
+    strategy = propagator.op_strategy_funcs.get(op)
+    if strategy is None:
+        return None
+    return _from_strategy(strategy, propagator.op_to_schema_info.get(op), op, args, kwargs, outputs, size)
+
+
+def _meta(tensor: torch.Tensor) -> TensorMeta:
+    return TensorMeta(tensor.shape, tensor.stride(), tensor.dtype)
+
+
+def _from_strategy(strategy: Any, info: Any, op: Any, args: tuple, kwargs: dict, outputs: int, size: int) -> list[RawRule] | None:
+    mesh = DeviceMesh("cpu", torch.arange(size), _init_backend=False, _rank=0)
+
+    def options(tensor: torch.Tensor) -> OpStrategy:
+        placements: list[Placement] = [Replicate(), *(Shard(d) for d in range(tensor.dim()) if tensor.shape[d] >= size), Partial()]
+        return OpStrategy([OpSpec(DTensorSpec(mesh, (p,), tensor_meta=_meta(tensor))) for p in placements])
+
+    def wrap(value: Any) -> Any:
+        if isinstance(value, torch.Tensor):
+            return options(value)
+        if isinstance(value, (list, tuple)) and value and all(isinstance(v, torch.Tensor) for v in value):
+            return TupleStrategy([options(v) for v in value])
+        return value
+
+    schema = OpSchema(op, tuple(wrap(a) for a in args), {k: wrap(v) for k, v in kwargs.items()}, info or RuntimeSchemaInfo())
+    try:
+        specs = strategy(schema).strategies
+    except (IndexError, AssertionError, NotImplementedError, RuntimeError, TypeError, AttributeError):
+        return None  # a rule that cannot look at several layouts at once is no rule for us: the op is refused by name
+    found = []
+    for spec in specs:
+        outs = spec.output_specs if isinstance(spec.output_specs, (tuple, list)) else [spec.output_specs]
+        row = [*(o.placements[0] if o is not None else None for o in outs), *(s.placements[0] for s in spec.input_specs or [])]
+        texts = _texts(row)
+        if texts is not None and len(outs) == outputs and texts not in found:
+            found.append(texts)
+    return found
+
+
+def _texts(row: Sequence[Any]) -> RawRule | None:
+    """A rule in our words, None when it uses a placement that is not among them."""
+    texts: RawRule = []
+    for placement in row:
+        if placement is None:
+            texts.append(None)
+        elif isinstance(placement, Replicate):
+            texts.append("R")
+        elif type(placement) is Shard or type(placement).__name__ == "_ShardingPlaceholder":
+            texts.append(f"S({placement.dim})")
+        elif type(placement) is Partial and placement.reduce_op in ("sum", "max", "min"):
+            texts.append(f"P({placement.reduce_op})")
+        else:
+            return None
+    return texts

@@ -1,0 +1,276 @@
+"""Check: does the planned program compute what the model computes?
+
+The model is trained for a few AdamW steps on one process, and the same steps are run by the local programs of every rank;
+losses, gradients, buffers, mutated inputs and updated parameters are compared as whole tensors.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import nn
+
+from ..passes.graph import Captured, values_of
+from ..passes.local import localize
+from ..passes.lookup import PlanLookup
+from ..passes.simulate import assemble, piece, run_ranks
+from ..passes.split import Halves, split
+from ..passes.trees import flatten, flatten_call
+from ..plans.layouts import Layout
+from ..plans.plan import Plan
+
+__all__ = ["CheckReport", "Difference", "Record", "check_plan", "default_loss", "tolerance_of", "train"]
+
+LossFunction = Callable[[Any], torch.Tensor]
+# AdamW's eps: large enough that the rounding of a gradient that is zero in exact arithmetic is not blown up by 1/sqrt(v).
+EPS = 1e-4
+_TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-5, torch.bfloat16: 3e-2, torch.float16: 1e-2}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Difference:
+    """One thing that differs: its name, its kind (loss, gradient, buffer, parameter, input) and the relative error."""
+
+    name: str
+    kind: str
+    error: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckReport:
+    """Whether the sharded program equals the model, the largest relative error, and what differs."""
+
+    equal: bool
+    max_error: float
+    tolerance: float
+    differences: tuple[Difference, ...]
+    ranks: int
+    backend: str = "simulated"
+    compared: int = 0
+
+
+@dataclass(slots=True, kw_only=True)
+class Record:
+    """What a training run left behind, by kind and name; None for a gradient that is not there."""
+
+    values: dict[tuple[str, str], torch.Tensor | None] = field(default_factory=dict)
+
+    def put(self, kind: str, name: str, value: torch.Tensor | None) -> None:
+        """Remember a copy of `value`."""
+        self.values[kind, name] = None if value is None else value.detach().clone()
+
+
+def default_loss(out: Any) -> torch.Tensor:
+    """The output itself when it is a scalar, `out.loss` where there is one, else the mean square of all tensors in it."""
+    found = out.get("loss") if hasattr(out, "get") else getattr(out, "loss", None)
+    if isinstance(found, torch.Tensor):
+        return found
+    if isinstance(out, torch.Tensor) and out.dim() == 0:
+        return out
+    tensors = [t for t in flatten(out, what="output")[0] if t.is_floating_point() or t.is_complex()]
+    return sum(((t.abs() if t.is_complex() else t).square().mean() for t in tensors), torch.zeros(()))  # type: ignore[return-value]
+
+
+def tolerance_of(captured: Captured) -> float:
+    """What rounding allows: the lowest precision in which the program computes anything that it differentiates."""
+    seen = {v.dtype for n in captured.ops() for v in values_of(n) if v is not None}
+    seen |= {s.dtype for s in captured.sources.values()}
+    wide = {torch.complex64: torch.float32, torch.complex128: torch.float64}
+    return max((_TOLERANCE.get(wide.get(d, d), 0.0) for d in seen), default=1e-10)
+
+
+def train(model: nn.Module, args: Sequence[Any], kwargs: dict[str, Any], loss: LossFunction, *, steps: int, seed: int) -> Record:
+    """Train a copy of `model` for some AdamW steps in this process and record everything that a check compares."""
+    model = copy.deepcopy(model)
+    inputs = copy.deepcopy((tuple(args), dict(kwargs)))
+    trained = [p for p in model.parameters() if p.requires_grad]
+    optimizer = torch.optim.AdamW(trained, lr=1e-3, eps=EPS, foreach=False) if trained else None
+    record = Record()
+    for step in range(steps):
+        torch.manual_seed(seed + step)
+        value = loss(model(*inputs[0], **inputs[1]))
+        value.backward()
+        record.put("loss", f"step {step}", value)
+        for name, parameter in model.named_parameters():
+            record.put("gradient", f"{name} step {step}", parameter.grad)
+        for name, tensor in zip(*_inputs(inputs), strict=True):
+            record.put("input", f"{name} step {step}", tensor)
+            if tensor.requires_grad:
+                record.put("gradient", f"{name} step {step}", tensor.grad)
+                tensor.grad = None
+        if optimizer is not None:
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=True)
+    for name, parameter in model.named_parameters():
+        record.put("parameter", name, parameter)
+    for name, buffer in model.named_buffers():
+        record.put("buffer", name, buffer)
+    return record
+
+
+def _inputs(inputs: Any) -> tuple[tuple[str, ...], list[torch.Tensor]]:
+    tensors, tree = flatten_call(*inputs)
+    return tree.names, tensors
+
+
+def check_plan(
+    model: nn.Module,
+    args: Sequence[Any],
+    kwargs: dict[str, Any],
+    captured: Captured,
+    plan: Plan,
+    *,
+    loss: LossFunction = default_loss,
+    loss_inside: bool = False,
+    steps: int = 3,
+    seed: int = 0,
+    reference: Record | None = None,
+) -> CheckReport:
+    """Run `model` and `plan` side by side on simulated ranks. `loss_inside` says that the capture holds the loss already."""
+    tolerance = tolerance_of(captured)
+    expected = reference or train(model, args, kwargs, loss, steps=steps, seed=seed)
+    outer = (lambda out: out) if loss_inside else loss
+    got = _Simulation(model, args, kwargs, captured, plan).train(outer, steps=steps, seed=seed)
+    return compare(expected, got, captured, tolerance, plan.mesh.size)
+
+
+def compare(expected: Record, got: Record, captured: Captured, tolerance: float, ranks: int, backend: str = "simulated") -> CheckReport:
+    """The report of two records."""
+    differences, worst, compared = [], 0.0, 0
+    for (kind, name), want in expected.values.items():
+        base, _, rest = name.partition(" ")
+        have = got.values.get((kind, captured.aliases.get(base, base) + (" " + rest if rest else "")), got.values.get((kind, name)))
+        if want is None and have is None:
+            continue
+        compared += 1
+        error = _error(want, have)
+        worst = max(worst, error)
+        if not error <= tolerance:
+            differences.append(Difference(name=name, kind=kind, error=error))
+    return CheckReport(
+        equal=not differences, max_error=worst, tolerance=tolerance, differences=tuple(differences), ranks=ranks, backend=backend, compared=compared
+    )
+
+
+def _error(want: torch.Tensor | None, have: torch.Tensor | None) -> float:
+    """Largest difference relative to the largest value, or absolute below one; infinite when only one is there."""
+    if want is None or have is None or want.shape != have.shape or want.dtype != have.dtype:
+        return float("inf")
+    if want.numel() == 0 or torch.equal(want, have):
+        return 0.0
+    wide = torch.complex128 if want.is_complex() else torch.float64
+    a, b = want.to(wide), have.to(wide)
+    finite = torch.isfinite(a)
+    if not torch.equal(finite, torch.isfinite(b)):
+        return float("inf")
+    a, b = a[finite], b[finite]
+    return float((a - b).abs().max() / max(1.0, float(a.abs().max()))) if a.numel() else 0.0
+
+
+class _Simulation:
+    """All ranks of a plan in this process."""
+
+    def __init__(self, model: nn.Module, args: Sequence[Any], kwargs: dict[str, Any], captured: Captured, plan: Plan) -> None:
+        self.captured, self.plan, self.mesh = captured, plan, plan.mesh
+        self.lookup = PlanLookup(plan)
+        groups = [f"axis:{a}" for a in range(self.mesh.ndim)]
+        self.halves: list[Halves] = [
+            split(localize(captured, self.lookup, self.mesh, coordinate, groups)) for coordinate in self.mesh.coordinates()
+        ]
+        self.names = self.halves[0].program.sources
+        held = self._held(model)
+        tensors, _ = flatten_call(args, kwargs)
+        self.whole = [*held, *tensors]
+        self.layouts: list[Layout] = [self.lookup(name).outputs[0] for name in self.names]  # type: ignore[misc]
+        self.local = [
+            [piece(t.detach(), layout, self.mesh, c) for t, layout in zip(self.whole, self.layouts, strict=True)]
+            for c in self.mesh.coordinates()
+        ]
+
+    def _held(self, model: nn.Module) -> list[torch.Tensor]:
+        found = []
+        for source in self.captured.sources.values():
+            if source.kind != "input":
+                path, _, key = source.name.rpartition(".")
+                found.append(getattr(model.get_submodule(path), key))
+        return found
+
+    def train(self, loss: LossFunction, *, steps: int, seed: int) -> Record:
+        """The same steps as `train`, by all ranks."""
+        sources = list(self.captured.sources.values())
+        trained = [i for i, s in enumerate(sources) if s.kind == "parameter" and s.requires_grad]
+        optimizers = []
+        for rank in self.local:
+            for i in trained:
+                rank[i] = nn.Parameter(rank[i])
+            optimizers.append(torch.optim.AdamW([rank[i] for i in trained], lr=1e-3, eps=EPS, foreach=False) if trained else None)
+        record = Record()
+        for step in range(steps):
+            torch.manual_seed(seed + step)
+            gradients = self._step(loss, record, step)
+            for rank, optimizer, grads in zip(self.local, optimizers, gradients, strict=True):
+                for i in trained:
+                    rank[i].grad = grads.get(self.names[i])
+                if optimizer is not None:
+                    optimizer.step()
+                    optimizer.zero_grad(set_to_none=True)
+        for i, source in enumerate(sources):
+            if source.kind in ("parameter", "buffer"):
+                record.put(source.kind, source.name, self._whole(i))
+        return record
+
+    def _whole(self, index: int) -> torch.Tensor:
+        shape = self.whole[index].shape
+        return assemble([rank[index].detach() for rank in self.local], shape, self.layouts[index], self.mesh, self.names[index])
+
+    def _step(self, loss: LossFunction, record: Record, step: int) -> list[dict[str, torch.Tensor]]:
+        halves, mesh = self.halves, self.mesh
+        program = halves[0].program
+        with torch.no_grad():
+            results = run_ranks([h.forward.graph for h in halves], self.local, mesh, program.constants)
+        count = len(program.outputs)
+        tangents = self._tangents(loss, record, step, [r[:count] for r in results])
+        for rank, result in zip(self.local, results, strict=True):
+            for name, value in zip(program.mutations, result[count : halves[0].results], strict=True):
+                rank[self.names.index(name)] = value
+        saved = [result[h.results :] for h, result in zip(halves, results, strict=True)]
+        with torch.no_grad():
+            given = [[*s, *tangents] for s in saved]
+            ends = run_ranks([h.backward.graph for h in halves], given, mesh, program.constants)
+        self._record(record, step, ends)
+        return [dict(zip(program.gradients, end, strict=True)) | {n: None for n in self.missing} for end in ends]  # type: ignore[misc]
+
+    def _tangents(self, loss: LossFunction, record: Record, step: int, outputs: list) -> list[torch.Tensor]:
+        """The outer loss on the whole outputs, and the tangents that it gives them."""
+        program = self.halves[0].program
+        leaves: list[torch.Tensor] = []
+        for at, index in enumerate(program.outputs):
+            value = values_of(self.captured.outputs[index])[0]  # type: ignore[arg-type]
+            assert value is not None
+            layout = self.lookup(f"output.{index}::output").inputs[0].layout
+            assert layout is not None
+            whole = assemble([o[at] for o in outputs], value.shape, layout, self.mesh, f"output {index}")
+            leaves.append(whole.requires_grad_(index in program.tangents))
+        given = dict(zip(program.outputs, leaves, strict=True))
+        value = loss(self.captured.output_tree.build([given.get(i) for i in range(len(self.captured.outputs))]))
+        record.put("loss", f"step {step}", value)
+        if value.requires_grad:
+            value.backward()
+        got = {i: leaf.grad for i, leaf in given.items()}
+        self.missing = [n for n, needs in program.needs.items() if needs and all(got[i] is None for i in needs)]
+        return [g if (g := got[i]) is not None else torch.zeros_like(given[i]) for i in program.tangents]
+
+    def _record(self, record: Record, step: int, ends: list) -> None:
+        program = self.halves[0].program
+        where = {s.name: s for s in self.captured.sources.values()}
+        for at, name in enumerate(program.gradients):
+            i = self.names.index(name)
+            whole = assemble([end[at] for end in ends], where[name].shape, self.layouts[i], self.mesh, f"gradient of {name}")
+            record.put("gradient", f"{name} step {step}", None if name in self.missing else whole)
+        for i, source in enumerate(self.captured.sources.values()):
+            if source.kind == "input":
+                record.put("input", f"{source.name} step {step}", self._whole(i))

@@ -1,0 +1,330 @@
+"""Rules of products, reductions, normalisations, indexing, attention and convolutions."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import fx
+
+from ...passes.graph import tensor_args, value_of, values_of
+from ...plans.layouts import PARTIAL, REPLICATE, shard
+from .rule import Link, Rule, from_links, replicated
+
+__all__ = ["MATH_RULES"]
+
+
+def _present(node: fx.Node) -> list[bool]:
+    return [value is not None for value in values_of(node)]
+
+
+def _einsum(node: fx.Node) -> list[Rule]:
+    operands, result = node.args[0].split("->")
+    names = operands.split(",")
+    links: list[Link] = []
+    for letter in dict.fromkeys("".join(names)):
+        where = [n.index(letter) if letter in n else None for n in names]
+        links.append(((result.index(letter) if letter in result else None,), where))
+    rules = from_links(links, [True], len(names))
+    for term in range(len(names)):
+        rules.append(Rule((PARTIAL,), tuple(PARTIAL if i == term else REPLICATE for i in range(len(names)))))
+    return rules
+
+
+def _matmul(left: str, right: str, result: str) -> Any:
+    def rule(node: fx.Node) -> list[Rule]:
+        copy = fx.Graph().call_function(lambda: None, (f"{left},{right}->{result}",))
+        return _einsum(copy)
+
+    return rule
+
+
+def _reduced(node: fx.Node) -> tuple[list[int], dict[int, int]]:
+    """Reduced dims of a reduction, and where each other dim ends up."""
+    ndim = value_of(tensor_args(node)[0]).dim()
+    dims = node.args[1] if len(node.args) > 1 else None
+    dims = [dims] if isinstance(dims, int) else dims
+    gone = list(range(ndim)) if dims is None or len(dims) == 0 else [d % max(1, ndim) for d in dims]
+    keep = bool(node.args[2]) if len(node.args) > 2 else False
+    left = [d for d in range(ndim) if d not in gone]
+    return gone, {d: d if keep else i for i, d in enumerate(left)}
+
+
+def _reduction(partial: str | None, *, linear: bool = False) -> Any:
+    def rule(node: fx.Node) -> list[Rule]:
+        gone, kept = _reduced(node)
+        outs = len(_present(node))
+        rules = [replicated(outs, 1), *(Rule((shard(b),) * outs, (shard(a),)) for a, b in kept.items())]
+        if partial is not None:
+            rules += [Rule((partial,), (shard(d),)) for d in gone]
+        if linear:
+            rules.append(Rule((PARTIAL,), (PARTIAL,)))
+        return rules
+
+    return rule
+
+
+def _full_reduction(partial: str | None) -> Any:
+    def rule(node: fx.Node) -> list[Rule]:
+        ndim = value_of(tensor_args(node)[0]).dim()
+        rules = [replicated(1, 1)]
+        if partial is not None:
+            rules += [Rule((partial,), (shard(d),)) for d in range(ndim)]
+        return rules
+
+    return rule
+
+
+def _along(position: int, *, linear: bool = False) -> Any:
+    """An op that works along one dim, args[position], and keeps the others; every output has the dims of the input."""
+
+    def rule(node: fx.Node) -> list[Rule]:
+        inputs, present = tensor_args(node), _present(node)
+        ndim = value_of(inputs[0]).dim()
+        dim = node.args[position] if len(node.args) > position else node.kwargs.get("dim", -1)
+        links: list[Link] = [((d,) * len(present), (d,) * len(inputs)) for d in range(ndim) if d != dim % max(1, ndim)]
+        rules = from_links(links, present, len(inputs))
+        return [*rules, Rule((PARTIAL,), (PARTIAL,))] if linear else rules
+
+    return rule
+
+
+def _stable_sort(node: fx.Node) -> list[Rule]:
+    dim = node.kwargs.get("dim", node.args[2] if len(node.args) > 2 else -1)
+    ndim = value_of(tensor_args(node)[0]).dim()
+    links: list[Link] = [((d, d), (d,)) for d in range(ndim) if d != dim % max(1, ndim)]
+    return from_links(links, [True, True], 1)
+
+
+def _softmax(position: int) -> Any:
+    """Softmax family: other dims run apart; along the dim itself maximum and sum are reduced over the axis."""
+
+    def rule(node: fx.Node) -> list[Rule]:
+        rules = _along(position)(node)
+        inputs = tensor_args(node)
+        ndim = value_of(inputs[0]).dim()
+        if ndim:
+            split = shard(node.args[position] % ndim)
+            rules.append(Rule((split,), (split,) * len(inputs), local="sharded_softmax"))
+        return rules
+
+    return rule
+
+
+def _layer_norm(node: fx.Node) -> list[Rule]:
+    inputs = tensor_args(node)
+    lead = value_of(inputs[0]).dim() - len(node.args[1])
+    links: list[Link] = [((d, d, d), (d, *(None for _ in inputs[1:]))) for d in range(lead)]
+    return from_links(links, [True] * 3, len(inputs))
+
+
+def _layer_norm_backward(node: fx.Node) -> list[Rule]:
+    inputs, present = tensor_args(node), _present(node)
+    lead = value_of(inputs[1]).dim() - len(node.args[2])
+    rules = [replicated(3, len(inputs), present)]
+    for d in range(lead):
+        outs = tuple(None if not here else shard(d) if i == 0 else PARTIAL for i, here in enumerate(present))
+        rules.append(Rule(outs, (shard(d),) * 4 + (REPLICATE,) * (len(inputs) - 4)))
+    return rules
+
+
+def _embedding(node: fx.Node) -> list[Rule]:
+    weight, index = tensor_args(node)
+    lead = value_of(index).dim()
+    links: list[Link] = [((d,), (None, d)) for d in range(lead)] + [((lead,), (1, None))]
+    rules = from_links(links, [True], 2)
+    rules.append(Rule((PARTIAL,), (PARTIAL, REPLICATE)))
+    return [*rules, Rule((PARTIAL,), (shard(0), REPLICATE), local="sharded_rows")]
+
+
+def _embedding_backward(node: fx.Node) -> list[Rule]:
+    grad, index = tensor_args(node)
+    lead = value_of(index).dim()
+    links: list[Link] = [((1,), (lead, None))]
+    scale = node.args[4] if len(node.args) > 4 else False
+    if not scale:
+        links += [((None,), (d, d)) for d in range(lead)]
+    rules = from_links(links, [True], 2)
+    rules.append(Rule((PARTIAL,), (PARTIAL, REPLICATE)))
+    return [*rules, Rule((shard(0),), (REPLICATE, REPLICATE), local="sharded_rows")]
+
+
+def _index_positions(node: fx.Node, at: int) -> tuple[list[fx.Node | None], list[int], int, int]:
+    """Indices of an advanced indexing, dims of x left alone, number of index dims, where they stand in the result."""
+    x = value_of(node.args[0])
+    indices = list(node.args[at])
+    indices += [None] * (x.dim() - len(indices))
+    used = [d for d, index in enumerate(indices) if index is not None]
+    width = max(value_of(i).dim() for i in indices if i is not None)
+    together = used == list(range(used[0], used[-1] + 1))
+    return indices, [d for d in range(x.dim()) if d not in used], width, used[0] if together else 0
+
+
+def _index(node: fx.Node) -> list[Rule]:
+    indices, free, width, start = _index_positions(node, 1)
+    given = [i for i in indices if i is not None]
+    if any(value_of(i).dtype.is_floating_point or str(value_of(i).dtype) == "torch.bool" for i in given):
+        return [replicated(1, 1 + len(given))]
+    before = [d for d in free if d < start] if start else []
+    position = {d: d if d in before else len(before) + width + i for i, d in enumerate(d for d in free if d not in before)}
+    position |= {d: d for d in before}
+    links: list[Link] = [((position[d],), (d, *(None for _ in given))) for d in free]
+    for k in range(width):
+        links.append(((start + k,), (None, *(_broadcast(i, k, width) for i in given))))
+    rules = from_links(links, [True], 1 + len(given))
+    return [*rules, Rule((PARTIAL,), (PARTIAL, *(REPLICATE for _ in given)))]
+
+
+def _broadcast(node: fx.Node, dim: int, width: int) -> int | None:
+    shape = value_of(node).shape
+    here = dim - (width - len(shape))
+    return here if here >= 0 and shape[here] != 1 else None
+
+
+def _index_put(node: fx.Node) -> list[Rule]:
+    indices, free, width, start = _index_positions(node, 1)
+    given = [i for i in indices if i is not None]
+    x, values = value_of(node.args[0]), value_of(node.args[2])
+    inputs = 2 + len(given)
+    rules = [replicated(1, inputs)]
+    if any(str(value_of(i).dtype) == "torch.bool" for i in given):
+        return rules
+    before = [d for d in free if d < start] if start else []
+    full = len(free) + width
+    for i, d in enumerate(free):
+        slot = d if d in before else width + i
+        there = slot - (full - values.dim())
+        split = there >= 0 and values.shape[there] == x.shape[d] and x.shape[d] != 1
+        if split or there < 0 or values.shape[there] == 1:
+            rules.append(Rule((shard(d),), (shard(d), *(REPLICATE for _ in given), shard(there) if split else REPLICATE)))
+    if len(node.args) > 3 and node.args[3]:
+        rules.append(Rule((PARTIAL,), (PARTIAL, *(REPLICATE for _ in given), PARTIAL)))
+        for k in range(width):
+            there = start + k - (full - values.dim())
+            places = [_broadcast(i, k, width) for i in given]
+            if there >= 0 and values.shape[there] != 1 and all(p is not None for p in places):
+                rules.append(Rule((PARTIAL,), (PARTIAL, *(shard(p) for p in places if p is not None), shard(there))))
+    return rules
+
+
+def _gather(node: fx.Node) -> list[Rule]:
+    x, index = (value_of(n) for n in tensor_args(node))
+    dim = node.args[1] % max(1, x.dim())
+    links: list[Link] = [((d,), (d, d)) for d in range(x.dim()) if d != dim and x.shape[d] == index.shape[d]]
+    if x.dim() == index.dim() and x.dim():
+        links.append(((dim,), (None, dim)))
+    rules = [*from_links(links, [True], 2), Rule((PARTIAL,), (PARTIAL, REPLICATE))]
+    return [*rules, Rule((PARTIAL,), (shard(dim), REPLICATE), local="sharded_gather")] if x.dim() else rules
+
+
+def _scatter(accumulate: bool) -> Any:
+    def rule(node: fx.Node) -> list[Rule]:
+        inputs = tensor_args(node)
+        x, index = value_of(inputs[0]), value_of(inputs[1])
+        dim, with_source = node.args[1] % max(1, x.dim()), len(inputs) > 2
+        same = [d for d in range(x.dim()) if d != dim and x.shape[d] == index.shape[d]]
+        if with_source:
+            same = [d for d in same if value_of(inputs[2]).shape[d] == index.shape[d]]
+        rules = from_links([((d,), (d,) * len(inputs)) for d in same], [True], len(inputs))
+        if accumulate:
+            rules.append(Rule((PARTIAL,), (PARTIAL, REPLICATE, PARTIAL)))
+            if x.dim() and value_of(inputs[2]).shape == index.shape:
+                rules.append(Rule((PARTIAL,), (PARTIAL, shard(dim), shard(dim))))
+        elif not with_source and x.dim():
+            rules.append(Rule((shard(dim),), (shard(dim), REPLICATE), local="sharded_scatter"))
+        return rules
+
+    return rule
+
+
+def _index_add(node: fx.Node) -> list[Rule]:
+    x = value_of(node.args[0])
+    dim = node.args[1] % max(1, x.dim())
+    rules = from_links([((d,), (d, None, d)) for d in range(x.dim()) if d != dim], [True], 3)
+    return [*rules, Rule((PARTIAL,), (PARTIAL, REPLICATE, PARTIAL)), Rule((PARTIAL,), (PARTIAL, shard(0), shard(dim)))]
+
+
+def _index_select(node: fx.Node) -> list[Rule]:
+    x = value_of(node.args[0])
+    dim = node.args[1] % max(1, x.dim())
+    links: list[Link] = [((d,), (d, None)) for d in range(x.dim()) if d != dim] + [((dim,), (None, 0))]
+    return [*from_links(links, [True], 2), Rule((PARTIAL,), (PARTIAL, REPLICATE))]
+
+
+def _grouped_product(node: fx.Node) -> list[Rule]:
+    """(rows, k) by (groups, k, n), rows grouped by offsets: k is contracted, n runs apart."""
+    return from_links([((None,), (1, 1, None)), ((1,), (None, 2, None))], [True], 3)
+
+
+def _grouped_product_backward(node: fx.Node) -> list[Rule]:
+    """(grad of (rows, n), rows, weights, offsets) to the gradients of rows and weights."""
+    rules = [replicated(2, 4)]
+    rules.append(Rule((shard(1), shard(1)), (REPLICATE, shard(1), shard(1), REPLICATE)))
+    return [*rules, Rule((PARTIAL, shard(2)), (shard(1), REPLICATE, shard(2), REPLICATE))]
+
+
+def _embedding_bag(node: fx.Node) -> list[Rule]:
+    inputs, present = tensor_args(node), _present(node)
+    features = ((1, *(None for _ in present[1:])), (1, *(None for _ in inputs[1:])))
+    mode = node.args[4] if len(node.args) > 4 else 0
+    return from_links([features] if mode != 2 else [], present, len(inputs))
+
+
+def _embedding_bag_backward(node: fx.Node) -> list[Rule]:
+    inputs = tensor_args(node)
+    return from_links([((1,), (1, *(None for _ in inputs[1:])))], [True], len(inputs))
+
+
+MATH_RULES = {
+    "einsum": _einsum,
+    "mm": _matmul("mk", "kn", "mn"),
+    "bmm": _matmul("bmk", "bkn", "bmn"),
+    "sum": _reduction(PARTIAL, linear=True),
+    "amax": _reduction("P(max)"),
+    "amin": _reduction("P(min)"),
+    "prod.dim_int": _reduction(None),
+    "any.dim": _reduction(None),
+    "any.dims": _reduction(None),
+    "all.dim": _reduction(None),
+    "argmax": _reduction(None),
+    "argmin": _reduction(None),
+    "max.dim": _reduction(None),
+    "min.dim": _reduction(None),
+    "median.dim": _reduction(None),
+    "max.default": _full_reduction("P(max)"),
+    "min.default": _full_reduction("P(min)"),
+    "prod.default": _full_reduction(None),
+    "any.default": _full_reduction(None),
+    "all.default": _full_reduction(None),
+    "cumsum": _along(1, linear=True),
+    "cumprod": _along(1),
+    "cummax": _along(1),
+    "cummin": _along(1),
+    "logcumsumexp": _along(1),
+    "sort.default": _along(1),
+    "sort.stable": _stable_sort,
+    "topk": _along(2),
+    "_softmax": _softmax(1),
+    "_log_softmax": _softmax(1),
+    "_safe_softmax": _along(1),
+    "_softmax_backward_data": _softmax(2),
+    "_log_softmax_backward_data": _softmax(2),
+    "native_layer_norm": _layer_norm,
+    "native_layer_norm_backward": _layer_norm_backward,
+    "embedding": _embedding,
+    "embedding_dense_backward": _embedding_backward,
+    "transformers.grouped_mm_fallback": _grouped_product,
+    "transformers.grouped_mm_fallback_backward": _grouped_product_backward,
+    "_embedding_bag": _embedding_bag,
+    "_embedding_bag_dense_backward": _embedding_bag_backward,
+    "_embedding_bag_backward": _embedding_bag_backward,
+    "index": _index,
+    "_unsafe_index": _index,
+    "index_put": _index_put,
+    "_unsafe_index_put": _index_put,
+    "gather": _gather,
+    "scatter.src": _scatter(False),
+    "scatter.value": _scatter(False),
+    "scatter_add": _scatter(True),
+    "index_add": _index_add,
+    "index_select": _index_select,
+}

@@ -1,0 +1,376 @@
+"""The plan of least seconds: shrink, bound by prices, drop what cannot win, and leave the rest to a 0/1 program."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from ..plans.errors import Infeasible
+from .bounds import Ascent, Pricing, ascend, match, tables_at
+from .descent import Descent
+from .elimination import Beliefs, Step, beliefs, is_exact, order, work
+from .problem import Problem, Row, Solution, Stats, evaluate, within_rows
+from .program import build, run
+from .reductions import Lift, absorb, clean, complete, fold, restrict
+from .verdict import blame
+
+__all__ = ["Progress", "solve"]
+
+Progress = Callable[[str, float, float], None]
+
+# Entries of a table, and of all tables of one pass: up to _QUICK many passes are fine, up to _SLOW a few.
+_TABLE = 1e8
+_SMALL = 1 << 14
+_QUICK = 6e7
+_SLOW = 1.2e9
+# Choices per node in a coarse look, and most columns that a 0/1 program may have.
+_FEW = 40
+_COLUMNS = 400_000
+# Pairs in the first exact program, when many more could still win.
+_KERNEL = 6_000
+# Relative distance to the best plan at which a choice is taken as unable to win.
+_TIE = 1e-9
+
+
+def solve(
+    problem: Problem,
+    *,
+    time_limit_s: float = 60.0,
+    gap: float = 1e-4,
+    solver: str = "highs",
+    on_progress: Progress | None = None,
+    warm: Sequence[int] | None = None,
+) -> Solution:
+    """The best plan, with a proven bound; Infeasible says which limit binds and by how much."""
+    if solver not in ("highs", "cbc"):
+        raise ValueError(f"'solver' must be 'highs' or 'cbc', got {solver!r}")
+    began = time.perf_counter()
+    search = _Search(
+        original=problem, problem=complete(problem), deadline=began + time_limit_s, gap=gap, solver=solver,
+        report=on_progress or (lambda stage, objective, bound: None),
+    )
+    interrupted = False
+    try:
+        if warm is not None:
+            search.consider(tuple(warm))
+        search.run()
+    except KeyboardInterrupt:
+        if search.best is None:
+            raise
+        interrupted = True
+    except _Closed:
+        pass
+    return search.solution(time.perf_counter() - began, interrupted)
+
+
+class _Closed(Exception):  # noqa: N818
+    """The gap is closed: nothing is left to do."""
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class _Search:
+    """What is left of the problem, the best plan of the original, and the bound proven for it."""
+
+    original: Problem
+    problem: Problem
+    deadline: float
+    gap: float
+    solver: str
+    report: Progress
+    lifts: list[Lift] = field(default_factory=list)
+    best: tuple[int, ...] | None = None
+    upper: float = math.inf
+    bound: float = -math.inf
+    floor: float = math.inf
+    seen: dict[tuple[int, ...], float] = field(default_factory=dict)
+    sweeps: int = 0
+    programs: int = 0
+    columns: int = 0
+    kept: int = 0
+
+    def run(self) -> None:
+        """All stages; ends early by _Closed."""
+        self.shrink()
+        self.kept = sum(self.problem.sizes)
+        prices = np.zeros(0)
+        for _ in range(4):
+            before = sum(self.problem.sizes)
+            if before == len(self.problem.sizes) or time.perf_counter() > self.deadline:
+                break
+            prices = self.price(prices)
+            if sum(self.problem.sizes) > 0.8 * before:
+                break
+        self.finish()
+
+    def shrink(self) -> None:
+        """Clean and absorb; a plan of what is left maps back through the lifts."""
+        self.problem, lifts = _shrunk(self.problem)
+        self.lifts += lifts
+        self.seen.clear()
+        if max(self.problem.sizes, default=1) == 1:
+            self.offer((0,) * len(self.problem.nodes))
+
+    def blame(self) -> None:
+        """Say why nothing fits, or learn of a plan that does."""
+        plan = blame(self.problem, {row.name: row.limit for row in self.original.rows}, self.solver, self.deadline)
+        if plan is not None:
+            self.offer(plan)
+
+    def price(self, prices: np.ndarray) -> np.ndarray:
+        """Raise the bound by prices, find plans on the way, drop what cannot beat the best; the prices found."""
+        pricing = Pricing.of(self.problem)
+        # Folding may have dropped a term since these prices were found: then they start over.
+        start = prices * pricing.units if len(prices) == len(pricing.terms) else np.zeros(len(pricing.terms))
+        ascent = Ascent(prices=start)
+        steps = order(self.problem.sizes, self.problem.edges, cap=_TABLE)
+        effort = work(steps, self.problem.sizes)
+        rounds = 16 + 6 * len(pricing.terms)
+        if effort > _QUICK:
+            ascent.prices = self.coarse(pricing, ascent.prices, rounds)
+            rounds = 4
+            if effort > _SLOW:
+                steps, rounds = _affordable(self.problem), 16
+        self.climb(pricing, steps, ascent, rounds)
+        self.settle("prices")
+        self.polish(self.problem, None, ascent.plans)
+        self.settle("plans")
+        if self.best is None:
+            self.blame()
+        if self.best is not None:
+            tables, constant = tables_at(pricing, steps, ascent)
+            found = beliefs(tables)
+            self.kernel(steps, found, constant)
+            self.drop(steps, found, constant)
+        return ascent.prices / pricing.units
+
+    def climb(self, pricing: Pricing, steps: tuple[Step, ...], ascent: Ascent, rounds: int) -> None:
+        """Raise the bound of the whole of what is left."""
+        exact = is_exact(steps)
+        for _ in range(1 if exact else 3):
+            ascend(
+                pricing, steps, ascent, rounds=rounds, deadline=self.deadline, offer=self.offer, closed=self.raise_bound
+            )
+            if not exact:
+                match(pricing, steps, ascent, rounds=12)
+            if self.raise_bound(ascent.bound):
+                break
+        self.sweeps += ascent.sweeps
+
+    def coarse(self, pricing: Pricing, prices: np.ndarray, rounds: int) -> np.ndarray:
+        """Prices and plans from the most promising choices of each node, where passes over all are slow."""
+        problem = self.problem
+        steps = order(problem.sizes, problem.edges, cap=_SMALL)
+        rough = Ascent(prices=prices)
+        self.climb(pricing, steps, rough, 10)
+        tables, _ = tables_at(pricing, steps, rough)
+        keeps = _promising(problem.sizes, steps, beliefs(tables), rough.plans, _FEW)
+        smaller, lift = restrict(problem, keeps)
+        fine = Ascent(prices=rough.prices)
+        steps = _affordable(smaller)
+        ascend(
+            Pricing(
+                problem=smaller, terms=(*smaller.rows, *smaller.overlaps), units=pricing.units,
+                constants=pricing.constants, ceilings=pricing.ceilings,
+            ),
+            steps, fine, rounds=rounds, deadline=self.deadline, offer=lambda plan: self.offer(lift(plan)),
+            closed=lambda bound: time.perf_counter() > self.deadline,
+        )
+        self.sweeps += fine.sweeps
+        self.polish(smaller, lift, fine.plans)
+        return fine.prices
+
+    def polish(self, problem: Problem, lift: Lift | None, plans: list[tuple[int, ...]]) -> None:
+        """Local search from the plans met, latest first, then the best mix of them by a small exact program."""
+        descent = Descent.of(problem)
+        latest = list(dict.fromkeys(reversed(plans)))[:10]
+        for plan in latest[:5]:
+            better = descent.improve(plan)
+            self.offer(better if lift is None else lift(better))
+            latest.append(better)
+        if not latest or (self.best is not None and _gap(self.upper, self.bound) <= self.gap):
+            return
+        keeps = [np.unique([plan[node] for plan in latest]) for node in range(len(problem.nodes))]
+        smaller, back = restrict(problem, keeps)
+        if max(smaller.sizes) > 1:
+            self.exact(
+                fold(smaller), back if lift is None else lambda plan: lift(back(plan)), limit_s=2.0, aim=None
+            )
+
+    def kernel(self, steps: tuple[Step, ...], found: Beliefs, constant: float) -> None:
+        """The exact program over the pairs with the least totals: all others are proven to be at `aim` or above."""
+        totals = np.concatenate([np.empty(0), *(m[m < self.upper - constant].ravel() for m in found.edges.values())])
+        if len(totals) < 2 * _KERNEL:
+            return
+        aim = float(np.partition(totals, _KERNEL)[_KERNEL])
+        try:
+            smaller, lifts = _shrunk(_under(self.problem, steps, found, aim))
+        except Infeasible:
+            self.raise_bound(aim + constant)
+            return
+        self.exact(smaller, lambda plan: _lifted(plan, lifts), limit_s=self.left() * 0.25, aim=aim + constant)
+        self.settle("kernel")
+
+    def drop(self, steps: tuple[Step, ...], found: Beliefs, constant: float) -> None:
+        """Forbid choices and pairs whose least total is not under the best plan, then shrink."""
+        aim = self.upper - min(_TIE, self.gap * 0.1) * abs(self.upper) - constant
+        self.floor = min(self.floor, aim + constant)
+        self.problem = _under(self.problem, steps, found, aim)
+        try:
+            self.shrink()
+        except Infeasible:
+            # Nothing beats the best plan.
+            self.raise_bound(math.inf)
+        self.settle("dropped")
+
+    def left(self) -> float:
+        """Seconds until the deadline, at least a few to return a plan at all."""
+        return max(0.1, self.deadline - time.perf_counter())
+
+    def finish(self) -> None:
+        """The exact program over what is left, or the verdict that nothing fits."""
+        if max(self.problem.sizes, default=1) > 1:
+            if _columns(self.problem) <= _COLUMNS:
+                self.exact(self.problem, None, limit_s=self.left(), aim=math.inf)
+        else:
+            self.offer((0,) * len(self.problem.sizes))
+            self.raise_bound(self.upper)
+        self.settle("program")
+        if self.best is None:
+            self.blame()
+
+    def exact(self, problem: Problem, lift: Lift | None, *, limit_s: float, aim: float | None) -> None:
+        """Solve as a 0/1 program; a plan that a row rejects in exact arithmetic earns tighter rows and a rerun.
+
+        With `aim` the bound counts: plans outside this problem are known to be at `aim` or above.
+        """
+        reference = self.upper if self.best is not None else self.bound
+        for shave in (0.0, 1e-6, 1e-4):
+            rows = tuple(replace(row, limit=row.limit - shave * _largest(row)) for row in problem.rows)
+            program = build(replace(problem, rows=rows), reference)
+            outcome = run(program.matrix, solver=self.solver, time_limit_s=limit_s, gap=self.gap * 0.5)
+            self.programs += 1
+            self.columns = max(self.columns, len(program.matrix.cost))
+            kept = True
+            if outcome.values is not None:
+                plan = program.plan(outcome.values)
+                kept = math.isfinite(self.offer(plan if lift is None else lift(plan)))
+            if aim is not None and shave == 0.0:
+                self.raise_bound(min(aim, math.inf if outcome.infeasible else program.seconds(outcome.bound)))
+            if outcome.interrupted:
+                raise KeyboardInterrupt
+            if kept:
+                return
+
+    def offer(self, plan: tuple[int, ...]) -> float:
+        """Keep a plan of the shrunk problem if it is the best so far; its seconds, inf if a row rejects it."""
+        if plan not in self.seen:
+            self.seen[plan] = self.consider(_lifted(plan, self.lifts))
+        return self.seen[plan]
+
+    def consider(self, plan: tuple[int, ...]) -> float:
+        """Keep a plan of the original if it is the best so far."""
+        value = evaluate(self.original, plan)
+        if not math.isfinite(value) or not within_rows(self.original, plan):
+            return math.inf
+        if value < self.upper:
+            self.best, self.upper = plan, value
+            self.report("plan", self.upper, self.bound)
+        return value
+
+    def raise_bound(self, bound: float) -> bool:
+        """Take a bound on what is left (the rest is at `floor` or above); whether the gap is closed."""
+        self.bound = min(max(self.bound, min(bound, self.floor)), self.upper)
+        return self.best is not None and _gap(self.upper, self.bound) <= max(self.gap * 0.01, _TIE * 10)
+
+    def settle(self, stage: str) -> None:
+        """Report, and stop when the gap is closed."""
+        self.report(stage, self.upper, self.bound)
+        if self.best is not None and _gap(self.upper, self.bound) <= self.gap:
+            raise _Closed
+
+    def solution(self, seconds: float, interrupted: bool) -> Solution:
+        """What was found, with the gap that was proven."""
+        if self.best is None:
+            raise Infeasible("no plan that meets the limits was found in the time given; allow more time")
+        bound = min(self.bound, self.upper)
+        gap = _gap(self.upper, bound)
+        status = "interrupted" if interrupted else "optimal" if gap <= self.gap else "feasible"
+        stats = Stats(
+            nodes=len(self.original.nodes),
+            choices=sum(self.original.sizes),
+            kept_choices=self.kept,
+            sweeps=self.sweeps,
+            programs=self.programs,
+            columns=self.columns,
+        )
+        return Solution(
+            choices=self.best, objective_s=self.upper, bound_s=bound, gap=gap, status=status, seconds=seconds,
+            stats=stats,
+        )
+
+
+def _gap(upper: float, bound: float) -> float:
+    return max(0.0, upper - bound) / max(abs(upper), 1e-30)
+
+
+def _largest(row: Row) -> float:
+    return max((float(np.abs(v).max()) for v in (*row.nodes.values(), *row.edges.values())), default=0.0)
+
+
+def _affordable(problem: Problem) -> tuple[Step, ...]:
+    """Steps whose passes are quick: the fewer entries allowed, the more nodes are split."""
+    cap = _QUICK
+    while True:
+        steps = order(problem.sizes, problem.edges, cap=cap)
+        if work(steps, problem.sizes) <= _QUICK or cap < _SMALL:
+            return steps
+        cap /= 4
+
+
+def _shrunk(problem: Problem) -> tuple[Problem, list[Lift]]:
+    """Clean and absorb until nothing changes."""
+    lifts: list[Lift] = []
+    while True:
+        before = problem.sizes
+        problem, more = clean(problem)
+        problem, lift = absorb(problem)
+        lifts += more if lift is None else [*more, lift]
+        if problem.sizes == before:
+            return problem, lifts
+
+
+def _lifted(plan: tuple[int, ...], lifts: list[Lift]) -> tuple[int, ...]:
+    for lift in reversed(lifts):
+        plan = lift(plan)
+    return plan
+
+
+def _under(problem: Problem, steps: tuple[Step, ...], found: Beliefs, aim: float) -> Problem:
+    """The problem with every choice and pair forbidden whose least total is `aim` or above."""
+    nodes = list(problem.nodes)
+    for step, least in zip(steps, found.steps, strict=True):
+        nodes[step.node] = np.where(least < aim, nodes[step.node], np.inf)
+    edges = {pair: np.where(found.edges[pair] < aim, matrix, np.inf) for pair, matrix in problem.edges.items()}
+    return replace(problem, nodes=tuple(nodes), edges=edges)
+
+
+def _columns(problem: Problem) -> int:
+    return sum(problem.sizes) + sum(int(np.isfinite(matrix).sum()) for matrix in problem.edges.values())
+
+
+def _promising(
+    sizes: Sequence[int], steps: tuple[Step, ...], found: Beliefs, plans: list[tuple[int, ...]], few: int
+) -> list[np.ndarray]:
+    """The choices of each node with the least totals, and those of the last plans."""
+    least = [np.full(size, -math.inf) for size in sizes]
+    for step, own in zip(steps, found.steps, strict=True):
+        least[step.node] = np.maximum(least[step.node], own)
+    keeps: list[np.ndarray] = []
+    for node, line in enumerate(least):
+        best = np.argsort(line, kind="stable")[:few]
+        keeps.append(np.unique([*best.tolist(), *(plan[node] for plan in plans[-6:])]))
+    return keeps

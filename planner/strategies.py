@@ -1,0 +1,244 @@
+"""Strategies: for each node of a program, the layouts it can run in on a mesh.
+
+Along one axis the rules come from our own tables where local execution needs more than DTensor knows (uneven shards,
+einsum, sharded vocabularies, CPU attention) and from DTensor's registries otherwise; on an N-dimensional mesh a
+strategy is one rule per axis, kept when no device is left without elements and no view regroups uneven pieces.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import fx
+
+from ..passes.graph import tensor_args, values_of
+from ..passes.naming import op_name
+from ..plans.errors import UnsupportedOpError
+from ..plans.layouts import Layout, chunk_sizes, is_partial, shard_dim
+from ..plans.meshes import Mesh
+from . import _torch
+from .rules.math import MATH_RULES
+from .rules.rule import Link, Rule, from_links, replicated
+from .rules.spatial import SPATIAL_RULES
+from .rules.views import VIEW_RULES
+
+__all__ = ["Strategies", "Strategy", "shardable"]
+
+_OWN = {**VIEW_RULES, **MATH_RULES, **SPATIAL_RULES}
+
+# Elementwise ops that PyTorch does not tag as such.
+_ELEMENTWISE = {
+    "softplus_backward",
+    "log_sigmoid_forward",
+    "log_sigmoid_backward",
+    "hardswish_backward",
+    "hardsigmoid_backward",
+    "elu_backward",
+    "leaky_relu_backward",
+    "mish_backward",
+    "hardtanh_backward",
+    "logit_backward",
+    "rrelu_with_noise_backward",
+    "softshrink_backward",
+    "celu_backward",
+    "polar",
+    "complex",
+    "where",
+    "bucketize",
+    "floor_divide",
+    "fill",
+}
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Strategy:
+    """One way to run a node: a layout per output (None where it has no tensor) and per tensor input.
+
+    `local` names the local program when it is not the op itself on local pieces.
+    """
+
+    outs: tuple[Layout | None, ...]
+    ins: tuple[Layout, ...]
+    local: str = ""
+
+
+def shardable(shape: Sequence[int], layout: Layout, mesh: Sequence[int]) -> bool:
+    """Whether every device gets at least one element of a tensor of `shape` (elements) in `layout`."""
+    for dim, size in enumerate(shape):
+        lengths = {size}
+        for placement, parts in zip(layout, mesh, strict=True):
+            if shard_dim(placement) == dim:
+                lengths = {n for length in lengths for n in chunk_sizes(length, parts)}
+        if 0 in lengths and size:
+            return False
+    return all(d is None or d < len(shape) for d in map(shard_dim, layout))
+
+
+class Strategies:
+    """Strategies of the nodes of one program on one mesh; equal ops on equal shapes are worked out once."""
+
+    def __init__(self, mesh: Mesh, *, replicate: Sequence[str] = ()) -> None:
+        self.mesh = mesh
+        self.replicate = frozenset(replicate)
+        self._rules: dict[Any, list[Rule]] = {}
+        self._strategies: dict[Any, list[Strategy]] = {}
+
+    def of(self, node: fx.Node, name: str = "") -> list[Strategy]:
+        """Every strategy of `node`; UnsupportedOpError when its op has no rule and may not be replicated."""
+        key = _key(node)
+        if key not in self._strategies:
+            self._strategies[key] = self._compose(node, name)
+        return self._strategies[key]
+
+    def of_tensor(self, shape: Sequence[int], *, partial: bool = False) -> list[Layout]:
+        """Every layout in which a parameter, buffer or input of `shape` (elements) can be held."""
+        one = ["R", *(f"S({d})" for d, n in enumerate(shape) if n > 1), *(["P(sum)"] if partial else [])]
+        per_axis = [one if parts > 1 else ["R"] for parts in self.mesh.shape]
+        return [layout for layout in itertools.product(*per_axis) if shardable(shape, layout, self.mesh.shape)]
+
+    def _compose(self, node: fx.Node, name: str) -> list[Strategy]:
+        per_axis = [self._along(node, parts, name) for parts in self.mesh.shape]
+        shapes = [None if v is None else tuple(v.shape) for v in values_of(node)]
+        boolean = [v is not None and v.dtype == torch.bool for v in values_of(node)]
+        in_shapes = [tuple(values_of(n)[0].shape) for n in tensor_args(node)]  # type: ignore[union-attr]
+        found: dict[tuple, Strategy] = {}
+        for rules in itertools.product(*per_axis):
+            outs = tuple(None if rules[0].outs[i] is None else tuple(r.outs[i] for r in rules) for i in range(len(shapes)))
+            ins = tuple(tuple(r.ins[i] for r in rules) for i in range(len(in_shapes)))
+            if not self._holds(rules, outs, ins, shapes, in_shapes, boolean):
+                continue
+            local = next((r.local for r in rules if r.local), "")
+            found.setdefault((outs, ins, local), Strategy(outs, ins, local))  # type: ignore[arg-type]
+        return list(found.values())
+
+    def _holds(self, rules: Sequence[Rule], outs: Any, ins: Any, shapes: Any, in_shapes: Any, boolean: Sequence[bool]) -> bool:
+        mesh = self.mesh.shape
+        pairs = [*zip(outs, shapes, strict=True), *zip(ins, in_shapes, strict=True)]
+        for layout, shape in pairs:
+            if layout is None:
+                continue
+            if len({p for p in layout if is_partial(p)}) > 1 or not shardable(shape, layout, mesh):
+                return False
+        if any(b and layout and any(map(is_partial, layout)) for b, layout in zip(boolean, outs, strict=True)):
+            return False
+        if len({r.local for r in rules if r.local}) > 1:
+            return False
+        return all(self._even(layout, shape, rules) for layout, shape in pairs if layout is not None)
+
+    def _even(self, layout: Layout, shape: Sequence[int], rules: Sequence[Rule]) -> bool:
+        """Whether dims split under an `even` rule are divisible by all the devices that split them."""
+        for rule, placement in zip(rules, layout, strict=True):
+            dim = shard_dim(placement)
+            if rule.even and dim is not None:
+                parts = 1
+                for other, size in zip(layout, self.mesh.shape, strict=True):
+                    parts *= size if shard_dim(other) == dim else 1
+                if shape[dim] % parts:
+                    return False
+        return True
+
+    def _along(self, node: fx.Node, parts: int, name: str) -> list[Rule]:
+        inputs, outputs = tensor_args(node), values_of(node)
+        everywhere = replicated(len(outputs), len(inputs), [v is not None for v in outputs])
+        if parts == 1:
+            return [everywhere]
+        key = (_key(node), parts)
+        if key not in self._rules:
+            self._rules[key] = self._checked(node, everywhere, self._raw(node, parts, everywhere, name))
+        return self._rules[key]
+
+    def _raw(self, node: fx.Node, parts: int, everywhere: Rule, name: str) -> list[Rule]:
+        short = op_name(node)
+        if _random(node) or not tensor_args(node):
+            own: Callable | None = _OWN.get(short)
+            return own(node) if own is not None and not _random(node) else [everywhere]
+        overload = f"{short}.{getattr(node.target, '_overloadname', '')}"
+        own = _OWN.get(overload) or _OWN.get(short)
+        if own is not None:
+            return own(node)
+        args, kwargs = fx.map_arg((node.args, node.kwargs), lambda n: n.meta["val"])  # type: ignore[misc]
+        raw = _torch.dtensor_rules(node.target, args, kwargs, len(values_of(node)), parts) if _is_aten(node) else None
+        if raw is None and (torch.Tag.pointwise in getattr(node.target, "tags", ()) or short in _ELEMENTWISE):
+            return _pointwise(node)
+        if raw is None:
+            if short in self.replicate or str(node.target) in self.replicate:
+                return [everywhere]
+            raise UnsupportedOpError(
+                f"'model' must use ops with a sharding rule, got {_spelled(node)} at {name or node.name}; "
+                f"pass replicate=[{short!r}] to run it whole on every device"
+            )
+        count = len(values_of(node))
+        return [Rule(tuple(row[:count]), tuple(row[count:])) for row in raw if None not in row[count:]]  # type: ignore[arg-type]
+
+    def _checked(self, node: fx.Node, everywhere: Rule, rules: Sequence[Rule]) -> list[Rule]:
+        """Rules that fit the node's tensors, without repeats, the replicated one first."""
+        outs, ins = values_of(node), [values_of(n)[0] for n in tensor_args(node)]
+        kept = {everywhere: None}
+        for rule in rules:
+            if len(rule.outs) != len(outs) or len(rule.ins) != len(ins):
+                continue
+            if not _rounds(rule, outs, ins) and all(_fits(p, v) for p, v in zip((*rule.outs, *rule.ins), (*outs, *ins), strict=True)):
+                kept.setdefault(rule)
+        return list(kept)
+
+
+def _pointwise(node: fx.Node) -> list[Rule]:
+    """Every dim of the output runs apart; inputs broadcast along the dims that they lack."""
+    out, ins = values_of(node)[0], [values_of(n)[0] for n in tensor_args(node)]
+    assert out is not None
+
+    def dim_of(value: torch.Tensor | None, dim: int) -> int | None:
+        here = dim - (out.dim() - value.dim()) if value is not None else -1
+        return here if value is not None and here >= 0 and value.shape[here] != 1 else None
+
+    present = [v is not None and v.shape == out.shape for v in values_of(node)]
+    links: list[Link] = [((d,) * len(present), tuple(dim_of(v, d) for v in ins)) for d in range(out.dim())]
+    return from_links(links, [v is not None for v in values_of(node)], len(ins)) if all(present) else []
+
+
+def _rounds(rule: Rule, outs: Sequence[Any], ins: Sequence[Any]) -> bool:
+    """Whether a partial sum of real numbers would be rounded to integers term by term."""
+    real = any(is_partial(p) and (v.is_floating_point() or v.is_complex()) for p, v in zip(rule.ins, ins, strict=True))
+    whole = any(p is not None and is_partial(p) and not (v.is_floating_point() or v.is_complex()) for p, v in zip(rule.outs, outs, strict=True))
+    return real and whole
+
+
+def _fits(placement: str | None, value: torch.Tensor | None) -> bool:
+    if placement is None or value is None:
+        return placement is None and value is None
+    dim = shard_dim(placement)
+    if is_partial(placement) and value.dtype == torch.bool:
+        return False
+    return dim is None or (dim < value.dim() and value.shape[dim] > 1)
+
+
+def _is_aten(node: fx.Node) -> bool:
+    return isinstance(node.target, torch._ops.OpOverload) and node.target.namespace in ("aten", "prims")
+
+
+def _random(node: fx.Node) -> bool:
+    return torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())
+
+
+def _spelled(node: fx.Node) -> str:
+    schema = getattr(node.target, "_schema", None)
+    return schema.name if schema is not None else op_name(node)
+
+
+def _key(node: fx.Node) -> Any:
+    """Equal for nodes with the same op, tensor shapes and dtypes, and other arguments."""
+
+    def part(value: Any) -> Any:
+        if isinstance(value, fx.Node):
+            return tuple((tuple(v.shape), v.dtype) if v is not None else None for v in values_of(value))
+        if isinstance(value, (list, tuple)):
+            return tuple(map(part, value))
+        if isinstance(value, dict):
+            return tuple((k, part(v)) for k, v in value.items())
+        return (type(value).__name__, str(value))
+
+    return (node.target, part(node.args), part(node.kwargs), tuple(v is not None for v in values_of(node)))

@@ -1,0 +1,198 @@
+"""Memory over the step: what is alive on a device at each moment of the program, as a function of the choices.
+
+The program runs forward, then backward, then the optimizer, in graph order; a value is freed after its last use and a
+view lives on its base. Parameters and optimizer state are alive throughout, gradients from their making to the end,
+saved activations to their last backward use, and the copies that redistributions make to the last reader sharing them.
+
+Everything alive is an *item*: bytes that depend on one decision or on a pair, and how many of it are alive at each moment.
+Where the middle blocks of a model were left out of the capture, one of the captured blocks stands for them: counts are
+taken at moments in the first and the last block, between which memory is linear in the block's number.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+
+import numpy as np
+from torch import fx
+
+from ..passes.canonical import VIEWS
+from ..passes.graph import tensor_args
+from ..passes.naming import op_name
+from ..plans.plan import Memory
+from .formulate import Formulation, Reading
+from .problem import Pair, Row
+
+__all__ = ["Timeline"]
+
+Item = tuple[str, "int | Pair", object]
+
+
+class Timeline:
+    """Items of a formulation. `state_factor` is the bytes of optimizer state per byte of a trained parameter."""
+
+    def __init__(self, formulation: Formulation, *, state_factor: float) -> None:
+        self.formulation = formulation
+        captured = formulation.captured
+        ops = [n for n in captured.ops() if op_name(n) != "getitem"]
+        self.order = [n for n in ops if n not in captured.backward] + [n for n in ops if n in captured.backward]
+        self.moment = {node: i for i, node in enumerate(self.order)}
+        self.end = len(self.order)
+        self.bytes: dict[Item, np.ndarray] = {}
+        self._spans: dict[Item, list[tuple[int, int, int]]] = defaultdict(list)
+        self._last: dict[fx.Node, int] = {}
+        self._collect(state_factor)
+        self.items = list(self._spans)
+        self.counts = np.stack([self._counted(item) for item in self.items]) if self.items else np.zeros((0, self.end + 1))
+        self.valid = self._valid()
+
+    def row(self, moment: int, limit: float) -> Row:
+        """The hard row that keeps what is alive at `moment` within `limit` bytes."""
+        nodes: dict[int, np.ndarray] = {}
+        edges: dict[Pair, np.ndarray] = {}
+        for item, count in zip(self.items, self.counts[:, moment], strict=True):
+            if count:
+                into: dict = nodes if isinstance(item[1], int) else edges
+                into[item[1]] = into.get(item[1], 0.0) + count * self.bytes[item]
+        return Row(name=f"memory at {self.at(moment)}", limit=limit, nodes=nodes, edges=edges)
+
+    def at(self, moment: int) -> str:
+        """The moment in words."""
+        return self.formulation.captured.names[self.order[moment]] if moment < self.end else "the optimizer's step"
+
+    def profile(self, choices: Sequence[int]) -> np.ndarray:
+        """Bytes alive at every moment, the optimizer's last; moments that do not count are 0."""
+        return np.where(self.valid, self._sizes(choices) @ self.counts, 0.0)
+
+    def memory(self, choices: Sequence[int], limit: int | None) -> Memory:
+        """The memory figure of a plan: its peak, and what the peak consists of."""
+        profile = self.profile(choices)
+        peak = int(np.argmax(profile))
+        parts: dict[str, float] = defaultdict(float)
+        for item, size, count in zip(self.items, self._sizes(choices), self.counts[:, peak], strict=True):
+            parts[item[0]] += size * count
+        return Memory(
+            parameters_bytes=round(parts["parameters"]),
+            gradients_bytes=round(parts["gradients"]),
+            optimizer_bytes=round(parts["optimizer"]),
+            activations_bytes=round(parts["activations"]),
+            temporaries_bytes=round(parts["temporaries"]),
+            peak_bytes=round(float(profile[peak])),
+            limit_bytes=limit,
+        )
+
+    def _sizes(self, choices: Sequence[int]) -> np.ndarray:
+        found = []
+        for item in self.items:
+            index, values = item[1], self.bytes[item]
+            found.append(values[choices[index]] if isinstance(index, int) else values[choices[index[0]], choices[index[1]]])
+        return np.array(found)
+
+    def _collect(self, state_factor: float) -> None:
+        captured, decisions = self.formulation.captured, self.formulation.decisions
+        for node, source in captured.sources.items():
+            if node not in self.formulation.of:
+                continue
+            index = self.formulation.of[node]
+            table, states = decisions[index].tables[0], decisions[index].states[0]
+            assert table is not None and states is not None
+            kind = "parameters" if source.kind == "parameter" else "activations"
+            self._add((kind, index, 0), table.bytes[states], node, 0, self.end)
+            if source.kind == "parameter" and source.requires_grad:
+                self._add(("optimizer", index, 0), state_factor * table.bytes[states], node, 0, self.end)
+        for node in self.order:
+            self._values(node)
+        self._copies()
+        for reading in self.formulation.grads:
+            table, states = decisions[reading.reader].tables[0], decisions[reading.reader].states[0]
+            assert table is not None and states is not None
+            born = self.moment[reading.of] if reading.of in self.moment else 0
+            self._add(("gradients", reading.reader, 1), table.bytes[states], reading.node, born, self.end)
+
+    def _values(self, node: fx.Node) -> None:
+        if node.target in VIEWS:
+            return
+        index = self.formulation.of[node]
+        decision = self.formulation.decisions[index]
+        for output, (table, states) in enumerate(zip(decision.tables, decision.states, strict=True)):
+            if table is not None and states is not None:
+                self._add(("activations", index, ("value", output)), table.bytes[states], node, self.moment[node], self.last_use(node))
+
+    def _copies(self) -> None:
+        hubs: dict[tuple[int, int, int, fx.Node], list[Reading]] = defaultdict(list)
+        for reading in self.formulation.readings:
+            if reading.node not in self.moment:
+                continue
+            moment = self.moment[reading.node]
+            until = self.last_use(reading.node) if reading.node.target in VIEWS else moment
+            start, output = (reading.source, reading.output) if reading.via is None else (reading.via, 0)
+            self._copy(start, output, reading.reader, reading, reading.node, moment, until)
+            if reading.via is not None:
+                hubs[reading.source, reading.output, reading.via, reading.of].append(reading)
+        for (source, output, via, of), readings in hubs.items():
+            moments = [self.moment[r.node] for r in readings]
+            until = max(self.last_use(r.node) if r.node.target in VIEWS else self.moment[r.node] for r in readings)
+            self._copy(source, output, via, None, of, min(moments), until)
+
+    def _copy(self, source: int, output: int, reader: int, reading: Reading | None, node: fx.Node, born: int, dies: int) -> None:
+        """A copy that exists when the layouts at the two ends of a way differ."""
+        if source == reader:
+            return
+        decisions = self.formulation.decisions
+        table, rows = decisions[source].tables[output], decisions[source].states[output]
+        assert table is not None and rows is not None
+        item: Item = ("temporaries", (min(source, reader), max(source, reader)), (output, reading.at if reading else None, source))
+        if item not in self.bytes:
+            sizes, columns = self._target(reader, reading, table)
+            there = np.broadcast_to(sizes[None, :], (len(rows), len(sizes)))
+            matrix = np.where(rows[:, None] == columns[None, :], 0.0, there)
+            self.bytes[item] = matrix if source < reader else matrix.T
+        self._add(item, self.bytes[item], node, born, dies)
+
+    def _target(self, reader: int, reading: Reading | None, table) -> tuple[np.ndarray, np.ndarray]:  # noqa: ANN001
+        decision = self.formulation.decisions[reader]
+        if reading is None or decision.kind != "op":
+            other, states = decision.tables[0], decision.states[0]
+            assert other is not None and states is not None
+            layouts = [other.layouts[s] for s in states]
+            sizes = other.bytes[states]
+        else:
+            layouts = [s.ins[reading.at] for s in decision.strategies]
+            value = tensor_args(reading.node)[reading.at].meta["val"]
+            other = self.formulation.transitions.table(value.shape, value.element_size(), extremes=any("m" in p[1:] and p != "P(sum)" for s in layouts for p in s))
+            sizes = other.bytes[[other.index[s] for s in layouts]]
+        return sizes, np.array([table.index.get(s, -1) for s in layouts])
+
+    def _add(self, item: Item, values: np.ndarray, node: fx.Node, born: int, dies: int) -> None:
+        self.bytes[item] = values
+        times = self.formulation.blocks.share(self.formulation.captured.names[node])
+        self._spans[item].append((born, dies, times))
+
+    def last_use(self, node: fx.Node) -> int:
+        """The last moment at which `node`, or a view of it, is read."""
+        if node not in self._last:
+            captured = self.formulation.captured
+            last = self.moment.get(node, 0)
+            for user in node.users:
+                if user.op == "output":
+                    kept = any(node is n for n in captured.outputs)
+                    last = max(last, self.end if kept else last)
+                    continue
+                last = max(last, self.moment.get(user, 0))
+                if user.target in VIEWS or op_name(user) == "getitem":
+                    last = max(last, self.last_use(user))
+            self._last[node] = last
+        return self._last[node]
+
+    def _counted(self, item: Item) -> np.ndarray:
+        deltas = np.zeros(self.end + 2)
+        for born, dies, times in self._spans[item]:
+            deltas[born] += times
+            deltas[dies + 1] -= times
+        return np.cumsum(deltas)[: self.end + 1]
+
+    def _valid(self) -> np.ndarray:
+        """Moments that count: not those in a captured block that stands for the left-out ones."""
+        blocks, names = self.formulation.blocks, self.formulation.captured.names
+        return np.array([not blocks.stands_in(names[node]) for node in self.order] + [True])

@@ -1,0 +1,149 @@
+"""Transitions: the cheapest way from any layout of a tensor to any other, in steps along one mesh axis each.
+
+The layouts of a tensor are the states of a graph whose arcs are single steps; all cheapest ways are found at once
+(Floyd-Warshall) and kept per tensor shape. A step on a dim must not pass a later axis that splits the same dim,
+because that axis cut the pieces of this one.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from ..plans.layouts import PARTIAL, REPLICATE, Layout, is_partial, local_shape, shard, shard_dim
+from ..plans.meshes import Mesh
+from .strategies import shardable
+
+__all__ = ["Transitions", "TransitionTable"]
+
+# Breaks ties towards fewer steps; far below the latency of any collective.
+_STEP_S = 1e-9
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TransitionTable:
+    """All layouts of one tensor shape. seconds[i, j] is the time of the cheapest way from state i to state j (inf: none),
+    local[i, d] the largest local size of dim d in state i, bytes[i] the largest local bytes."""
+
+    layouts: tuple[Layout, ...]
+    index: dict[Layout, int]
+    seconds: np.ndarray
+    local: np.ndarray
+    bytes: np.ndarray
+    first: np.ndarray
+    steps: dict[tuple[int, int], str]
+
+    def way(self, source: Layout, target: Layout) -> tuple[str, ...]:
+        """The steps of the cheapest way, as texts."""
+        at, end = self.index[source], self.index[target]
+        found = []
+        while at != end:
+            after = int(self.first[at, end])
+            found.append(self.steps[at, after])
+            at = after
+        return tuple(found)
+
+    def time(self, source: Layout, target: Layout) -> float:
+        """Seconds of the cheapest way."""
+        return float(self.seconds[self.index[source], self.index[target]])
+
+
+class Transitions:
+    """Transition tables of one planning run, one per tensor shape and item size. `prices` is cost_models.Prices or alike."""
+
+    def __init__(self, mesh: Mesh, prices: object) -> None:
+        self.mesh, self.prices = mesh, prices
+        self._tables: dict[tuple, TransitionTable] = {}
+
+    def table(self, shape: Sequence[int], itemsize: int, *, extremes: bool = False) -> TransitionTable:
+        """The table of a tensor of `shape` (elements) with `itemsize` bytes per element; `extremes` adds P(max), P(min)."""
+        key = (tuple(shape), itemsize, extremes)
+        if key not in self._tables:
+            self._tables[key] = self._build(*key)
+        return self._tables[key]
+
+    def _build(self, shape: tuple[int, ...], itemsize: int, extremes: bool) -> TransitionTable:
+        mesh = self.mesh.shape
+        one = [REPLICATE, *(shard(d) for d, n in enumerate(shape) if n > 1), PARTIAL, *(["P(max)", "P(min)"] if extremes else [])]
+        layouts = tuple(
+            layout
+            for layout in itertools.product(*[one if n > 1 else [REPLICATE] for n in mesh])
+            if len({p for p in layout if is_partial(p)}) < 2 and shardable(shape, layout, mesh)
+        )
+        index = {layout: i for i, layout in enumerate(layouts)}
+        local = np.array([local_shape(shape, layout, mesh, (0,) * len(mesh)) for layout in layouts], dtype=np.int64).reshape(
+            len(layouts), len(shape)
+        )
+        sizes = local.prod(axis=1, dtype=np.float64) * itemsize if shape else np.full(len(layouts), float(itemsize))
+        seconds = np.full((len(layouts),) * 2, np.inf)
+        np.fill_diagonal(seconds, 0.0)
+        steps: dict[tuple[int, int], str] = {}
+        self._arcs(layouts, index, sizes, seconds, steps)
+        first = _shortest(seconds)
+        return TransitionTable(layouts=layouts, index=index, seconds=seconds, local=local, bytes=sizes, first=first, steps=steps)
+
+    def _arcs(self, layouts: Sequence[Layout], index: dict[Layout, int], sizes: np.ndarray, seconds: np.ndarray, steps: dict) -> None:
+        batches: dict[tuple[str, int], list[tuple[int, int, float, float]]] = {}
+        for i, layout in enumerate(layouts):
+            for axis, parts in enumerate(self.mesh.shape):
+                if parts == 1:
+                    continue
+                for new in {other[axis] for other in layouts}:
+                    j = index.get((*layout[:axis], new, *layout[axis + 1 :]))
+                    if j is None or j == i or not _clear(layout, new, axis):
+                        continue
+                    kind, text, copies = _step(layout[axis], new, self.mesh.axis_names[axis])
+                    if kind is None:
+                        continue
+                    steps[i, j] = text
+                    # The whole buffer of the group; copies are passes over local memory to bring dim `d` to the front.
+                    whole = max(sizes[i], sizes[j]) * (parts if kind == "all_to_all" else 1)
+                    batches.setdefault((kind, axis), []).append((i, j, whole, copies * max(sizes[i], sizes[j])))
+        for (kind, axis), rows in batches.items():
+            whole, copied = np.array([r[2] for r in rows]), np.array([r[3] for r in rows])
+            times = np.full(len(rows), _STEP_S)
+            if kind != "slice":
+                if kind != "keep_first":
+                    times = times + self.prices.collective_s(kind, whole, axis)  # type: ignore[attr-defined]
+                times = times + np.where(copied > 0, self.prices.memory_s(copied), 0.0)  # type: ignore[attr-defined]
+            for (i, j, _, _), time in zip(rows, np.broadcast_to(times, len(rows)), strict=True):
+                seconds[i, j] = time
+
+
+def _clear(layout: Layout, new: str, axis: int) -> bool:
+    """Whether no later axis splits a dim that this step moves."""
+    moved = {shard_dim(layout[axis]), shard_dim(new)} - {None}
+    return not any(shard_dim(p) in moved for p in layout[axis + 1 :] if shard_dim(p) is not None)
+
+
+def _step(old: str, new: str, axis: str) -> tuple[str | None, str, float]:
+    """Kind, text and local copies (read and write, in buffers) of the single step from `old` to `new`."""
+    a, b = shard_dim(old), shard_dim(new)
+    if a is not None and b is not None:
+        return "all_to_all", f"all_to_all({axis}, {a}, {b})", 4.0 if a or b else 2.0
+    if a is not None and new == REPLICATE:
+        return "all_gather", f"all_gather({axis}, {a})", 2.0 if a else 0.0
+    if old == REPLICATE and b is not None:
+        return "slice", f"slice({axis}, {b})", 0.0
+    if old == PARTIAL and b is not None:
+        return "reduce_scatter", f"reduce_scatter({axis}, {b})", 2.0 if b else 0.0
+    if is_partial(old) and new == REPLICATE:
+        return "all_reduce", f"all_reduce({axis}, {old[2:-1]})", 0.0
+    if old == REPLICATE and new == PARTIAL:
+        return "keep_first", f"keep_first({axis})", 1.0
+    return None, "", 0.0
+
+
+def _shortest(seconds: np.ndarray) -> np.ndarray:
+    """Floyd-Warshall in place; returns first[i, j], the state after i on the way to j."""
+    count = len(seconds)
+    first = np.broadcast_to(np.arange(count), (count, count)).copy()
+    for k in range(count):
+        through = seconds[:, k, None] + seconds[None, k, :]
+        better = through < seconds
+        seconds[better] = through[better]
+        first[better] = np.broadcast_to(first[:, k, None], (count, count))[better]
+    return first

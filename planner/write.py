@@ -1,0 +1,222 @@
+"""From a solution to a plan: names, layouts, steps and times, one entry per class of nodes."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+
+import torch
+
+from ..passes.graph import Captured, tensor_args, values_of
+from ..passes.naming import op_name
+from ..plans.clusters import Cluster
+from ..plans.layouts import Layout
+from ..plans.plan import Block, Edge, Model, Node, Options, Plan, Predicted, Solver, Tensor
+from ..plans.version import VERSION
+from .folding import Blocks
+from .formulate import Decision, Formulation, Reading
+from .op_costs import dtype_name
+from .problem import Overlap, Solution, overlap_value
+from .timeline import Timeline
+
+__all__ = ["model_of", "write_plan"]
+
+
+def write_plan(
+    formulation: Formulation,
+    timeline: Timeline,
+    solution: Solution,
+    *,
+    model: Model,
+    cluster: Cluster,
+    options: Options,
+    limit: int | None,
+) -> Plan:
+    """The plan of a solved formulation. `limit` is the memory limit per device in bytes."""
+    return Plan(
+        meshwright_version=VERSION,
+        torch_version=str(torch.__version__),
+        model=model,
+        cluster=cluster,
+        mesh=formulation.mesh,
+        parameters=_sources(formulation, solution.choices, ("parameter",)),
+        buffers=_sources(formulation, solution.choices, ("buffer", "constant")),
+        inputs=_sources(formulation, solution.choices, ("input",)),
+        outputs=_outputs(formulation, solution.choices),
+        nodes=_nodes(formulation, solution.choices),
+        options=options,
+        predicted=_predicted(formulation, timeline, solution, limit),
+        solver=Solver(
+            status=solution.status,
+            objective_s=solution.objective_s,
+            bound_s=max(0.0, solution.bound_s),
+            gap=max(0.0, solution.gap),
+            seconds=solution.seconds,
+            choices=sum(formulation.problem.sizes),
+        ),
+        calibration=formulation.prices.source,
+    )
+
+
+def model_of(captured: Captured, name: str, blocks: Blocks) -> Model:
+    """What a plan remembers of the model it is for: a digest of names, shapes, dtypes and ops, never of weights."""
+    lines: dict[str, None] = {}
+    count = size = 0
+    for source in captured.sources.values():
+        pattern = blocks.pattern(source.name)
+        lines.setdefault(f"{source.kind} {pattern} {source.shape} {source.dtype} {source.requires_grad}")
+        if source.kind == "parameter":
+            times = blocks.share(source.name)
+            numel = int(torch.Size(source.shape).numel())
+            count += times * numel
+            size += times * numel * source.dtype.itemsize
+    for path, number in sorted(blocks.counts.items()):
+        lines.setdefault(f"blocks {path} {number}")
+    shown = tuple(Block(pattern=f"{path}.*" if path else "*", count=number) for path, number in sorted(blocks.counts.items()))
+    digest = hashlib.sha256("\n".join(sorted(lines)).encode()).hexdigest()
+    return Model(name=name, digest=digest, parameters=count, parameter_bytes=size, blocks=shown)
+
+
+def _tensor(formulation: Formulation, decision: Decision, name: str, layout: Layout) -> Tensor:
+    value = values_of(decision.node)[0]  # type: ignore[arg-type]
+    assert value is not None
+    return Tensor(name=name, shape=tuple(value.shape), dtype=dtype_name(value.dtype), layout=layout)
+
+
+def _sources(formulation: Formulation, choices: Sequence[int], kinds: tuple[str, ...]) -> tuple[Tensor, ...]:
+    found: dict[str, Tensor] = {}
+    for node, source in formulation.captured.sources.items():
+        if source.kind in kinds and node in formulation.of:
+            index = formulation.of[node]
+            decision = formulation.decisions[index]
+            layout = decision.strategies[choices[index]].outs[0]
+            name = _entry_name(formulation, decision, source.name)
+            found.setdefault(name, _tensor(formulation, decision, name, layout))  # type: ignore[arg-type]
+    return tuple(found.values())
+
+
+def _entry_name(formulation: Formulation, decision: Decision, name: str) -> str:
+    """The pattern for the class that most blocks belong to, the node's own name for the exceptions."""
+    blocks = formulation.blocks
+    pattern = blocks.pattern(name)
+    if pattern == name:
+        return name
+    return pattern if formulation.owner(decision) is decision and decision.weight > 1 else blocks.renumbered(name)
+
+
+def _outputs(formulation: Formulation, choices: Sequence[int]) -> tuple[Tensor, ...]:
+    found = []
+    names = formulation.captured.output_tree.names
+    for key, index in formulation.results.items():
+        decision = formulation.decisions[index]
+        layout = decision.strategies[choices[index]].outs[0]
+        found.append(_tensor(formulation, decision, names[int(key.split(".")[1])], layout))  # type: ignore[arg-type]
+    return tuple(found)
+
+
+def _nodes(formulation: Formulation, choices: Sequence[int]) -> tuple[Node, ...]:
+    captured = formulation.captured
+    by_use: dict[tuple, Reading] = {(r.node, r.at): r for r in formulation.readings if formulation.decisions[r.reader].kind == "op"}
+    found: dict[str, Node] = {}
+    for node in captured.ops():
+        if op_name(node) == "getitem":
+            continue
+        index = formulation.of[node]
+        decision = formulation.decisions[index]
+        name = _entry_name(formulation, decision, captured.names[node])
+        edges = tuple(_edge(formulation, choices, by_use[node, at]) for at, _ in enumerate(tensor_args(node)))
+        strategy = decision.strategies[choices[index]]
+        entry = Node(
+            name=name,
+            op=op_name(node),
+            outputs=strategy.outs,
+            inputs=edges,
+            rule=strategy.local,
+            time_s=float(decision.seconds[choices[index]]),
+            count=max(1, round(decision.weight)) if "*" in name else 1,
+        )
+        known = found.get(name)
+        if known is None:
+            found[name] = entry
+        elif [e.steps for e in known.inputs] != [e.steps for e in edges]:
+            own = captured.names[node]
+            found[own] = Node(**{**{f: getattr(entry, f) for f in entry.__struct_fields__}, "name": own, "count": 1})
+    for name, entry in _result_nodes(formulation, choices):
+        found.setdefault(name, entry)
+    return tuple(found.values())
+
+
+def _result_nodes(formulation: Formulation, choices: Sequence[int]) -> list[tuple[str, Node]]:
+    captured = formulation.captured
+    found = []
+    where = {s.name: n for n, s in captured.sources.items()}
+    updates = {formulation.of[where[name]]: name for name in captured.mutations}
+    for reading in formulation.readings:
+        decision = formulation.decisions[reading.reader]
+        if decision.kind == "output":
+            key = next(k for k, v in formulation.results.items() if v == reading.reader)
+            found.append((f"{key}::output", _result(formulation, choices, reading, f"{key}::output", "output")))
+        elif decision.kind == "source" and reading.reader in updates:
+            name = next(n for n, v in captured.mutations.items() if v is reading.node and formulation.of[where[n]] == reading.reader)
+            found.append((f"{name}::update", _result(formulation, choices, reading, f"{name}::update", "update")))
+    for name, reading in zip(captured.grads, formulation.grads, strict=True):
+        decision = formulation.decisions[reading.reader]
+        text = f"{_entry_name(formulation, decision, name)}::gradient"
+        entry = _result(formulation, choices, reading, text, "gradient")
+        if dict(found).get(text) is not None and dict(found)[text].inputs[0].steps != entry.inputs[0].steps:
+            text = f"{name}::gradient"
+            entry = _result(formulation, choices, reading, text, "gradient")
+        found.append((text, entry))
+    return found
+
+
+def _result(formulation: Formulation, choices: Sequence[int], reading: Reading, name: str, op: str) -> Node:
+    edge = _edge(formulation, choices, reading)
+    return Node(name=name, op=op, outputs=(edge.layout,), inputs=(edge,), rule="", time_s=0.0, count=1)
+
+
+def _edge(formulation: Formulation, choices: Sequence[int], reading: Reading) -> Edge:
+    source, reader = formulation.decisions[reading.source], formulation.decisions[reading.reader]
+    table = source.tables[reading.output]
+    assert table is not None
+    start = source.strategies[choices[reading.source]].outs[reading.output]
+    end = reader.strategies[choices[reading.reader]].ins[reading.at]
+    assert start is not None
+    if start not in table.index or end not in table.index:
+        value = values_of(reading.of)[reading.output]
+        assert value is not None
+        table = formulation.transitions.table(value.shape, value.element_size(), extremes=True)
+    steps: tuple[str, ...] = ()
+    time = 0.0
+    if reading.via is not None:
+        middle = formulation.decisions[reading.via].strategies[choices[reading.via]].outs[0]
+        assert middle is not None
+        steps, time, start = table.way(start, middle), table.time(start, middle), middle
+    steps, time = steps + table.way(start, end), time + table.time(start, end)
+    name = _entry_name(formulation, source, formulation.captured.names[reading.of])
+    return Edge(source=name, output=reading.output, layout=end, steps=steps, time_s=time)
+
+
+def _predicted(formulation: Formulation, timeline: Timeline, solution: Solution, limit: int | None) -> Predicted:
+    choices = solution.choices
+    compute = optimizer = 0.0
+    for index, decision in enumerate(formulation.decisions):
+        seconds = float(decision.seconds[choices[index]]) * decision.weight
+        if decision.kind == "op":
+            compute += seconds
+        else:
+            optimizer += seconds
+    exposed = sum(overlap_value(o, choices) for o in formulation.problem.overlaps)
+    hideable = sum(_communication(o, choices) for o in formulation.problem.overlaps)
+    return Predicted(
+        step_time_s=solution.objective_s,
+        compute_s=compute,
+        exposed_communication_s=max(0.0, solution.objective_s - compute - optimizer),
+        hidden_communication_s=max(0.0, hideable - exposed),
+        optimizer_s=optimizer,
+        memory=timeline.memory(choices, limit),
+    )
+
+
+def _communication(overlap: Overlap, choices: Sequence[int]) -> float:
+    return sum(float(m[choices[i], choices[j]]) for (i, j), m in overlap.edges.items())

@@ -1,0 +1,89 @@
+"""What a plan is: pure values, no torch."""
+
+from __future__ import annotations
+
+from .clusters import Cluster, Link
+from .diff import Change, Diff, Figure
+from .errors import (
+    CaptureError,
+    CheckError,
+    Infeasible,
+    MeshwrightError,
+    PlanError,
+    ReplayError,
+    RequestError,
+    UnsupportedOpError,
+)
+from .layouts import (
+    PARTIAL,
+    REPLICATE,
+    Layout,
+    Placement,
+    chunk_sizes,
+    is_partial,
+    local_range,
+    local_shape,
+    parse_layout,
+    parse_placement,
+    shard,
+    shard_dim,
+)
+from .meshes import Mesh
+from .plan import (
+    Block,
+    Edge,
+    Memory,
+    Model,
+    Node,
+    Options,
+    Plan,
+    Predicted,
+    Solver,
+    Tensor,
+    plan_schema,
+)
+from .steps import Step, parse_step
+from .version import VERSION
+
+__all__ = [
+    "Block",
+    "CaptureError",
+    "Change",
+    "CheckError",
+    "Cluster",
+    "Diff",
+    "Edge",
+    "Figure",
+    "Infeasible",
+    "Layout",
+    "Link",
+    "Memory",
+    "MeshwrightError",
+    "Mesh",
+    "Model",
+    "Node",
+    "Options",
+    "PARTIAL",
+    "Placement",
+    "Plan",
+    "PlanError",
+    "Predicted",
+    "REPLICATE",
+    "ReplayError",
+    "RequestError",
+    "Solver",
+    "Step",
+    "Tensor",
+    "UnsupportedOpError",
+    "VERSION",
+    "chunk_sizes",
+    "is_partial",
+    "local_range",
+    "local_shape",
+    "parse_layout",
+    "parse_placement",
+    "parse_step",
+    "plan_schema",
+    "shard",
+    "shard_dim",
+]

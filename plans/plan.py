@@ -1,0 +1,218 @@
+"""The plan: every choice about how a model is split over a cluster, and what that is predicted to cost.
+
+A plan is a pure value. `plan_file` reads and writes it, `plan_rules` says which values make sense, `summary` and `diff`
+show it. Names are module paths; one `*` in a name stands for every block of a stamped kind (see `Model.blocks`).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import msgspec
+from msgspec import Meta, Struct
+
+from . import plan_file
+from .clusters import Cluster
+from .meshes import Mesh
+from .words import stamped_block
+
+if TYPE_CHECKING:
+    from .diff import Diff
+
+__all__ = [
+    "Block",
+    "Edge",
+    "Memory",
+    "Model",
+    "Node",
+    "Options",
+    "Plan",
+    "Predicted",
+    "Solver",
+    "Tensor",
+    "plan_schema",
+]
+
+Count = Annotated[int, Meta(ge=0, le=2**48)]
+Bytes = Annotated[int, Meta(ge=0, le=2**60)]
+Seconds = Annotated[float, Meta(ge=0.0, le=1e15)]
+Name = Annotated[str, Meta(min_length=1, max_length=1024)]
+Text = Annotated[str, Meta(max_length=4096)]
+Version = Annotated[str, Meta(min_length=1, max_length=64)]
+Digest = Annotated[str, Meta(pattern="^[0-9a-f]{64}$")]
+Dtype = Annotated[str, Meta(pattern="^[a-z][a-z0-9_]{0,31}$")]
+Shape = Annotated[tuple[Count, ...], Meta(max_length=64)]
+Placement = Annotated[str, Meta(pattern=r"^(R|S\(\d{1,2}\)|P\((sum|max|min)\))$")]
+Layout = Annotated[tuple[Placement, ...], Meta(min_length=1, max_length=4)]
+Step = Annotated[str, Meta(min_length=1, max_length=128)]
+
+
+class _Record(Struct, frozen=True, forbid_unknown_fields=True):
+    """What all parts of a plan have in common."""
+
+
+class Block(_Record, frozen=True, kw_only=True):
+    """One kind of repeated block: `pattern` is a module path with one `*`, standing for `count` modules."""
+
+    pattern: Name
+    count: Annotated[int, Meta(ge=1, le=2**20)]
+
+
+class Model(_Record, frozen=True, kw_only=True):
+    """The model that a plan is for; `digest` is a sha256 of its structure, never of its weights."""
+
+    name: Name
+    digest: Digest
+    parameters: Count
+    parameter_bytes: Bytes
+    blocks: Annotated[tuple[Block, ...], Meta(max_length=1024)]
+
+
+class Tensor(_Record, frozen=True, kw_only=True):
+    """A parameter, buffer, input or output: its global shape, its dtype as torch names it, and where its pieces lie."""
+
+    name: Name
+    shape: Shape
+    dtype: Dtype
+    layout: Layout
+
+
+class Edge(_Record, frozen=True, kw_only=True):
+    """A tensor that a node reads: output number `output` of `source`, and the steps that bring it to `layout`.
+
+    `source` names a node, a parameter, a buffer or an input. `layout` is None for what is not a tensor.
+    `time_s` is the time of one use.
+    """
+
+    source: Name
+    output: Annotated[int, Meta(ge=0, le=4096)] = 0
+    layout: Layout | None
+    steps: Annotated[tuple[Step, ...], Meta(max_length=64)]
+    time_s: Seconds
+
+
+class Node(_Record, frozen=True, kw_only=True):
+    """An op of the program: module path, `::`, op and ordinal. `rule` names a special local lowering, or is empty."""
+
+    name: Name
+    op: Name
+    outputs: Annotated[tuple[Layout | None, ...], Meta(max_length=4096)]
+    inputs: Annotated[tuple[Edge, ...], Meta(max_length=4096)]
+    rule: Text
+    time_s: Seconds
+    count: Annotated[int, Meta(ge=1, le=2**32)]
+
+
+class Options(_Record, frozen=True, kw_only=True):
+    """What the user asked for."""
+
+    optimizer: Text
+    compiled: bool
+    memory_limit_bytes: Bytes | None
+    constraints: Annotated[tuple[Text, ...], Meta(max_length=4096)]
+    seed: Annotated[int, Meta(ge=0, le=2**62)] | None
+
+
+class Memory(_Record, frozen=True, kw_only=True):
+    """Predicted bytes on the fullest device; `peak_bytes` is the largest sum that is alive at one moment."""
+
+    parameters_bytes: Bytes
+    gradients_bytes: Bytes
+    optimizer_bytes: Bytes
+    activations_bytes: Bytes
+    temporaries_bytes: Bytes
+    peak_bytes: Bytes
+    limit_bytes: Bytes | None
+
+
+class Predicted(_Record, frozen=True, kw_only=True):
+    """What one training step is predicted to take."""
+
+    step_time_s: Seconds
+    compute_s: Seconds
+    exposed_communication_s: Seconds
+    hidden_communication_s: Seconds
+    optimizer_s: Seconds
+    memory: Memory
+
+
+class Solver(_Record, frozen=True, kw_only=True):
+    """How the choices were found; `gap` is how far, relatively, the plan may be from the best one."""
+
+    status: Annotated[str, Meta(pattern="^[a-z][a-z0-9 _-]{0,63}$")]
+    objective_s: Seconds
+    bound_s: Seconds
+    gap: Annotated[float, Meta(ge=0.0, le=1e15)]
+    seconds: Seconds
+    choices: Count
+
+
+class Plan(_Record, frozen=True, kw_only=True):
+    """How one model is split over one cluster."""
+
+    format: Literal["meshwright-plan"] = "meshwright-plan"
+    version: Literal[1] = 1
+    meshwright_version: Version
+    torch_version: Version
+    model: Model
+    cluster: Cluster
+    mesh: Mesh
+    parameters: tuple[Tensor, ...]
+    buffers: tuple[Tensor, ...]
+    inputs: tuple[Tensor, ...]
+    outputs: tuple[Tensor, ...]
+    nodes: tuple[Node, ...]
+    options: Options
+    predicted: Predicted
+    solver: Solver
+    calibration: Text
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> Plan:
+        """The plan in the file at `path`; PlanError when it is not a sound plan of this version."""
+        return plan_file.decode(cls, plan_file.read(path), where=os.fspath(path))
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> Plan:
+        """The plan in `data`; PlanError when it is not a sound plan of this version."""
+        return plan_file.decode(cls, data, where="the bytes given")
+
+    def to_bytes(self) -> bytes:
+        """The plan as canonical JSON; PlanError when a value makes no sense."""
+        return plan_file.encode(self)
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the plan to `path`: all of it or, when anything fails, nothing."""
+        plan_file.write(path, self.to_bytes())
+
+    def digest(self) -> str:
+        """The sha256 of the plan's file."""
+        return hashlib.sha256(self.to_bytes()).hexdigest()
+
+    def copies(self, name: str) -> int:
+        """How many tensors or ops `name` stands for: the count of its block when it holds a `*`, else 1."""
+        counts = {block.pattern: block.count for block in self.model.blocks}
+        return counts.get(stamped_block(name, counts) or "", 1)
+
+    def summary(self, width: int = 100) -> str:
+        """The plan as tables for a person to read."""
+        from .summary import summarise
+
+        return summarise(self, width)
+
+    def diff(self, other: Plan) -> Diff:
+        """What changes from this plan to `other`."""
+        from .diff import compare
+
+        return compare(self, other)
+
+
+def plan_schema() -> dict[str, Any]:
+    """The JSON Schema of the plan file: every key is required, no other key is allowed."""
+    schema = msgspec.json.schema(Plan)
+    for part in schema["$defs"].values():
+        part["required"] = list(part["properties"])
+        part["additionalProperties"] = False
+    return {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema}

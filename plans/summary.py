@@ -1,0 +1,190 @@
+"""A plan as tables for a person: what it costs, where the parameters lie, where the largest communications are."""
+
+from __future__ import annotations
+
+import io
+import math
+import sys
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from rich.console import Console, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from .layouts import Layout, shard_dim
+from .words import (
+    axis_words,
+    bytes_words,
+    dtype_bytes,
+    pattern_of,
+    placement_words,
+    seconds_words,
+    shape_words,
+    stamped_block,
+)
+
+if TYPE_CHECKING:
+    from .plan import Edge, Node, Plan, Tensor
+
+__all__ = ["summarise"]
+
+_BLOCKS_SHOWN = 8
+_GROUPS_SHOWN = 60
+_MOVES_SHOWN = 12
+
+
+def summarise(plan: Plan, width: int = 100) -> str:
+    """The plan as text of at most `width` columns; coloured only where standard output is a terminal."""
+    coloured = sys.stdout is not None and sys.stdout.isatty()
+    stream = io.StringIO()
+    console = Console(
+        file=stream,
+        width=max(60, width),
+        force_terminal=coloured,
+        highlight=False,
+        markup=False,
+        emoji=False,
+        legacy_windows=False,
+        color_system="standard" if coloured else None,
+    )
+    for part in _parts(plan):
+        console.print(part)
+    return "\n".join(line.rstrip() for line in stream.getvalue().splitlines())
+
+
+def _parts(plan: Plan) -> Iterator[RenderableType]:
+    yield _header(plan)
+    yield Text()
+    yield _parameters(plan)
+    yield Text()
+    yield from _communications(plan)
+
+
+def _header(plan: Plan) -> Table:
+    table = Table(box=None, show_header=False, padding=(0, 2, 0, 0))
+    table.add_column(style="bold")
+    table.add_column(overflow="fold")
+    for label, value in _header_rows(plan):
+        table.add_row(label, Text(value))
+    return table
+
+
+def _header_rows(plan: Plan) -> Iterator[tuple[str, str]]:
+    model, predicted, solver = plan.model, plan.predicted, plan.solver
+    yield "model", f"{model.name}, {model.parameters:,} parameters, {bytes_words(model.parameter_bytes)}"
+    if model.blocks:
+        yield "blocks", _blocks_words(plan)
+    yield "cluster", f"{plan.cluster.label}, {plan.cluster.size} devices"
+    yield "mesh", f"{plan.mesh} ({', '.join(axis_words(plan.mesh))})"
+    yield "predicted step", seconds_words(predicted.step_time_s)
+    yield (
+        "",
+        (
+            f"{seconds_words(predicted.compute_s)} compute, "
+            f"{seconds_words(predicted.exposed_communication_s)} exposed communication, "
+            f"{seconds_words(predicted.hidden_communication_s)} hidden, "
+            f"{seconds_words(predicted.optimizer_s)} optimizer"
+        ),
+    )
+    yield "memory per device", _memory_words(plan)
+    memory = predicted.memory
+    yield (
+        "",
+        (
+            f"{bytes_words(memory.parameters_bytes)} parameters, {bytes_words(memory.gradients_bytes)} gradients, "
+            f"{bytes_words(memory.optimizer_bytes)} optimizer, {bytes_words(memory.activations_bytes)} activations, "
+            f"{bytes_words(memory.temporaries_bytes)} temporaries"
+        ),
+    )
+    yield (
+        "solver",
+        (
+            f"{solver.status}, gap {100 * solver.gap:.2f}%, "
+            f"{solver.choices:,} choices in {seconds_words(solver.seconds)}"
+        ),
+    )
+    yield "costs from", plan.calibration or "not stated"
+
+
+def _blocks_words(plan: Plan) -> str:
+    blocks = plan.model.blocks
+    shown = [f"{block.count} of {block.pattern}" for block in blocks[:_BLOCKS_SHOWN]]
+    return ", ".join(shown + ([f"and {len(blocks) - len(shown)} kinds more"] if blocks[_BLOCKS_SHOWN:] else []))
+
+
+def _memory_words(plan: Plan) -> str:
+    memory = plan.predicted.memory
+    if memory.limit_bytes is None:
+        return f"{bytes_words(memory.peak_bytes)} at the peak, no limit"
+    share = f" ({100 * memory.peak_bytes / memory.limit_bytes:.0f}%)" if memory.limit_bytes else ""
+    return f"{bytes_words(memory.peak_bytes)} at the peak of {bytes_words(memory.limit_bytes)}{share}"
+
+
+def _parameters(plan: Plan) -> Table:
+    table = Table(title="Parameters", title_justify="left", box=None, padding=(0, 2, 0, 0))
+    table.add_column("name", overflow="fold", ratio=1)
+    table.add_column("copies", justify="right", no_wrap=True)
+    table.add_column("shape", justify="right", overflow="fold")
+    table.add_column("per device", justify="right", no_wrap=True)
+    for axis in axis_words(plan.mesh):
+        table.add_column(Text(axis), overflow="fold")
+    groups = _groups(plan)
+    for (name, shape, dtype, layout), copies in list(groups.items())[:_GROUPS_SHOWN]:
+        size = copies * dtype_bytes(dtype) * _largest_piece(shape, layout, plan.mesh.shape)
+        words = [Text(placement_words(placement)) for placement in layout]
+        table.add_row(Text(name), str(copies), shape_words(shape), bytes_words(size), *words)
+    if len(groups) > _GROUPS_SHOWN:
+        table.add_row(f"... and {len(groups) - _GROUPS_SHOWN} more", "", "", "")
+    return table
+
+
+def _largest_piece(shape: tuple[int, ...], layout: Layout, mesh: tuple[int, ...]) -> int:
+    """Elements of the first device's piece, which is the largest."""
+    sizes = list(shape)
+    for placement, parts in zip(layout, mesh, strict=True):
+        dim = shard_dim(placement)
+        if dim is not None:
+            sizes[dim] = -(-sizes[dim] // parts)
+    return math.prod(sizes)
+
+
+def _groups(plan: Plan) -> dict[tuple[str, tuple[int, ...], str, Layout], int]:
+    """Parameters that differ only by a number in their name, with how many tensors each group stands for."""
+    counts = {block.pattern: block.count for block in plan.model.blocks}
+    out: dict[tuple[str, tuple[int, ...], str, Layout], int] = {}
+    for tensor in plan.parameters:
+        key = _group_key(tensor)
+        out[key] = out.get(key, 0) + counts.get(stamped_block(tensor.name, counts) or "", 1)
+    return out
+
+
+def _group_key(tensor: Tensor) -> tuple[str, tuple[int, ...], str, Layout]:
+    return (pattern_of(tensor.name), tensor.shape, tensor.dtype, tensor.layout)
+
+
+def _communications(plan: Plan) -> Iterator[RenderableType]:
+    moves = sorted(_moves(plan), key=lambda move: -move[0])
+    if not moves:
+        yield Text("No communication.")
+        return
+    table = Table(title="Largest communications", title_justify="left", box=None, padding=(0, 2, 0, 0))
+    table.add_column("from", overflow="fold", ratio=1)
+    table.add_column("to", overflow="fold", ratio=1)
+    table.add_column("steps", overflow="fold")
+    table.add_column("times", justify="right", no_wrap=True)
+    table.add_column("in all", justify="right", no_wrap=True)
+    for total, node, edge in moves[:_MOVES_SHOWN]:
+        steps = Text(" then ".join(edge.steps))
+        table.add_row(Text(edge.source), Text(node.name), steps, str(node.count), seconds_words(total))
+    yield table
+    rest = moves[_MOVES_SHOWN:]
+    if rest:
+        yield Text(f"... and {len(rest)} more, {seconds_words(sum(move[0] for move in rest))} in all")
+
+
+def _moves(plan: Plan) -> Iterator[tuple[float, Node, Edge]]:
+    for node in plan.nodes:
+        for edge in node.inputs:
+            if edge.steps:
+                yield edge.time_s * node.count, node, edge

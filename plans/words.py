@@ -1,0 +1,92 @@
+"""How numbers and layouts are put to a person."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Sequence
+
+from .layouts import Layout, Placement, shard_dim
+from .meshes import Mesh
+
+__all__ = [
+    "axis_words",
+    "bytes_words",
+    "dtype_bytes",
+    "layout_words",
+    "pattern_of",
+    "placement_words",
+    "seconds_words",
+    "shape_words",
+    "stamped_block",
+]
+
+_NUMBER = re.compile(r"(?<![^.])\d+(?![^.])")
+
+
+def seconds_words(value: float) -> str:
+    """A time with three digits and a fitting unit: '1.23 ms'."""
+    for unit, size in (("s", 1.0), ("ms", 1e-3), ("us", 1e-6), ("ns", 1e-9)):
+        if value >= size:
+            return f"{value / size:.3g} {unit}" if value / size < 1000 else f"{value / size:.0f} {unit}"
+    return "0 s" if value == 0 else f"{value:.3g} s"
+
+
+def bytes_words(value: float) -> str:
+    """A size with a binary unit: '12.3 GiB'."""
+    for unit, size in (("PiB", 2**50), ("TiB", 2**40), ("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
+        if value >= size:
+            return f"{value / size:.1f} {unit}"
+    return f"{value:.0f} B"
+
+
+def dtype_bytes(dtype: str) -> int:
+    """Bytes of one element of a dtype that torch names: 'bfloat16' is 2, 'bool' is 1."""
+    match = re.search(r"\d+", dtype)
+    return max(1, int(match.group()[:4]) // 8) if match else 1
+
+
+def shape_words(shape: Sequence[int]) -> str:
+    """A shape: '4096 x 1024', or 'scalar'."""
+    return " x ".join(str(n) for n in shape) or "scalar"
+
+
+def placement_words(placement: Placement) -> str:
+    """One placement in words: 'whole', 'split on dim 0', 'partial sum'."""
+    dim = shard_dim(placement)
+    if dim is not None:
+        return f"split on dim {dim}"
+    return "whole" if placement == "R" else f"partial {placement[2:-1]}"
+
+
+def axis_words(mesh: Mesh) -> tuple[str, ...]:
+    """The mesh axes with their sizes: ('dp=8', 'tp=8')."""
+    return tuple(f"{name}={size}" for name, size in zip(mesh.axis_names, mesh.shape, strict=True))
+
+
+def layout_words(layout: Layout | None, mesh: Mesh) -> str:
+    """A layout in words: 'split on dim 0 over dp, whole on tp'."""
+    if layout is None:
+        return "not a tensor"
+    if all(placement == "R" for placement in layout):
+        return "whole everywhere"
+    return ", ".join(
+        f"{placement_words(placement)} {'on' if placement == 'R' else 'over'} {name}"
+        for placement, name in zip(layout, mesh.axis_names, strict=False)
+    )
+
+
+def stamped_block(name: str, patterns: Collection[str]) -> str | None:
+    """The one of `patterns` that is `name`'s leading module path, the `*` included, or None."""
+    path = name.split("::", 1)[0]
+    star = path.find("*")
+    cut = path.find(".", star)
+    while star >= 0 and cut >= 0:
+        if path[:cut] in patterns:
+            return path[:cut]
+        cut = path.find(".", cut + 1)
+    return path if star >= 0 and path in patterns else None
+
+
+def pattern_of(name: str) -> str:
+    """`name` with every part that is a number replaced by `*`."""
+    return _NUMBER.sub("*", name)
