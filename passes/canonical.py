@@ -277,6 +277,33 @@ def _copied(graph: fx.Graph, node: fx.Node) -> fx.Node | None:
     return source if value_of(source).shape == out.shape else emit(graph, node, aten.expand.default, (source, list(out.shape)), node)
 
 
+def _native_dropout(graph: fx.Graph, node: fx.Node) -> fx.Node | None:
+    """Dropout as a mask and a product, so that only the mask is drawn whole."""
+    x, p, train = node.args
+    if train is False or not 0 < p < 1:
+        return None
+    value = value_of(x)
+    like = emit(graph, node, aten.empty_strided.default, (list(value.shape), list(value.stride())), node, {"dtype": torch.bool})
+    mask = emit(graph, node, aten.bernoulli.p, (like, 1 - p), node)
+    for user in list(node.users):
+        if user.args[1] == 1:
+            _replace(user, mask)
+        else:
+            kept = emit(graph, user, aten.mul.Tensor, (x, mask), node)
+            _replace(user, emit(graph, user, aten.mul.Tensor, (kept, 1 / (1 - p)), node))
+    return None
+
+
+def _as_strided(graph: fx.Graph, node: fx.Node) -> fx.Node | None:
+    """A strided view of a whole contiguous tensor is a reshape; any other one has no layout."""
+    x: Any = node.args[0]
+    value, out = value_of(x), value_of(node)
+    offset = node.args[3] if len(node.args) > 3 else 0
+    if value.is_contiguous() and out.is_contiguous() and value.numel() == out.numel() and not offset:
+        return emit(graph, node, aten.reshape.default, (x, list(out.shape)), node)
+    return None
+
+
 def _renamed(target: Any) -> Callable[[fx.Graph, fx.Node], fx.Node | None]:
     return lambda graph, node: emit(graph, node, target, node.args, node, dict(node.kwargs))
 
@@ -298,6 +325,8 @@ _REWRITES: dict[Any, Callable[[fx.Graph, fx.Node], fx.Node | None]] = {
     aten._conj.default: _renamed(aten.conj_physical.default),
     aten._neg_view.default: _renamed(aten.neg.default),
     aten.bernoulli.p: _drawn,
+    aten.native_dropout.default: _native_dropout,
+    aten.as_strided.default: _as_strided,
     aten.rand_like.default: _drawn,
     aten.randn_like.default: _drawn,
     torch.ops.prims.broadcast_in_dim.default: _broadcast,
@@ -370,25 +399,28 @@ def _order(node: Any) -> list[int] | None:
     return None
 
 
-# An operand as seen through its views: the base tensor and, for each of its dims, the operand dim that it is part of.
-_Operand = tuple[fx.Node, list[int]]
+# An operand as seen through its views: the base tensor and, for each of its dims, its role: the operand dim that it is
+# part of, then its place among the parts.
+_Role = tuple[int, ...]
+_Operand = tuple[fx.Node, list[_Role]]
 
 
 def _unflatten(node: fx.Node, splittable: Callable[[int], bool]) -> _Operand:
     """Look through permutes and flattening views of an operand as long as only `splittable` dims are split."""
-    roles = list(range(value_of(node).dim()))
+    roles: list[_Role] = [(d,) for d in range(value_of(node).dim())]
     while True:
         order = _order(node)
         if order is not None:
-            inner = [0] * len(order)
+            inner: list[_Role] = [()] * len(order)
             for position, dim in enumerate(order):
                 inner[dim] = roles[position]
-            node, roles = node.args[0], inner
+            node, roles = node.args[0], inner  # type: ignore[assignment]
             continue
         parts = _flattened(node) if node.op == "call_function" and node.target in _RESHAPES else None
-        if parts is None or any(len(part) != 1 and not splittable(roles[d]) for d, part in enumerate(parts)):
+        if parts is None or any(len(part) != 1 and not splittable(roles[d][0]) for d, part in enumerate(parts)):
             return node, roles
-        node, roles = node.args[0], [roles[d] for d, part in enumerate(parts) for _ in part]
+        roles = [(*roles[d], place) for d, part in enumerate(parts) for place, _ in enumerate(part)]
+        node = node.args[0]  # type: ignore[assignment]
 
 
 def _flattened(node: fx.Node) -> list[list[int]] | None:
@@ -436,9 +468,8 @@ def _fold(node: fx.Node, left: str, right: str, result: str) -> fx.Node | None:
             _unflatten(operand, lambda d, labels=labels: labels[d] in free)
             for operand, labels in ((node.args[0], left), (node.args[1], right))
         )
-        a_labels, b_labels = [left[r] for r in a_roles], [right[r] for r in b_roles]
-        sizes = {label: _sizes(a, a_labels, label) or _sizes(b, b_labels, label) for label in {*left, *right}}
-        if all(_sizes(a, a_labels, label) == _sizes(b, b_labels, label) for label in shared):
+        sizes = {label: _sizes(a, a_roles, left, label) or _sizes(b, b_roles, right, label) for label in {*left, *right}}
+        if all(_sizes(a, a_roles, left, label) == _sizes(b, b_roles, right, label) for label in shared):
             break
     else:
         return None
@@ -447,24 +478,24 @@ def _fold(node: fx.Node, left: str, right: str, result: str) -> fx.Node | None:
     letters, names = iter(_LETTERS), {}
     for label in result + "".join(label for label in shared if label not in result):
         names[label] = [next(letters) for _ in sizes[label]]
-    equation = f"{_spell(a_labels, names)},{_spell(b_labels, names)}->{''.join(''.join(names[label]) for label in result)}"
+    output = "".join("".join(names[label]) for label in result)
+    equation = f"{_spell(a_roles, left, names)},{_spell(b_roles, right, names)}->{output}"
     product = emit(graph, node, aten.einsum.default, (equation, [a, b]), node)
     if value_of(product).shape == value_of(node).shape:
         return product
     return emit(graph, node, aten.reshape.default, (product, list(value_of(node).shape)), node)
 
 
-def _sizes(node: fx.Node, labels: Sequence[str], label: str) -> list[int]:
-    return [n for n, name in zip(value_of(node).shape, labels, strict=True) if name == label]
+def _sizes(node: fx.Node, roles: Sequence[_Role], labels: str, label: str) -> list[int]:
+    """Sizes of the parts of the operand dim called `label`, in the order in which they were flattened."""
+    parts = sorted((role, size) for role, size in zip(roles, value_of(node).shape, strict=True) if labels[role[0]] == label)
+    return [size for _, size in parts]
 
 
-def _spell(labels: Sequence[str], names: dict[str, list[str]]) -> str:
-    used = dict.fromkeys(names, 0)
-    out = []
-    for label in labels:
-        out.append(names[label][used[label]])
-        used[label] += 1
-    return "".join(out)
+def _spell(roles: Sequence[_Role], labels: str, names: dict[str, list[str]]) -> str:
+    """Letters of the dims of an operand: the parts of a dim are lettered in the order in which they were flattened."""
+    ranks = {role: sorted(r for r in roles if labels[r[0]] == labels[role[0]]).index(role) for role in roles}
+    return "".join(names[labels[role[0]]][ranks[role]] for role in roles)
 
 
 _ROWWISE = {aten.add.Tensor, aten.sub.Tensor, aten.mul.Tensor}

@@ -136,9 +136,7 @@ def brute_force(problem: Problem) -> Solution:
     )
 
 
-def _chosen(
-    nodes: Sequence[np.ndarray], edges: Mapping[Pair, np.ndarray], choices: Sequence[int]
-) -> Iterator[float]:
+def _chosen(nodes: Sequence[np.ndarray], edges: Mapping[Pair, np.ndarray], choices: Sequence[int]) -> Iterator[float]:
     for costs, choice in zip(nodes, choices, strict=True):
         yield float(costs[choice])
     for (i, j), costs in edges.items():

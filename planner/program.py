@@ -181,9 +181,7 @@ def _coefficients(
         builder.put(np.full(len(c), at), start + np.arange(len(c)), matrix[c, d] * scale)
 
 
-def run(
-    matrix: Matrix, *, solver: str, time_limit_s: float, gap: float, start: np.ndarray | None = None
-) -> Outcome:
+def run(matrix: Matrix, *, solver: str, time_limit_s: float, gap: float, start: np.ndarray | None = None) -> Outcome:
     """Solve with HiGHS, or with CBC when asked to or when HiGHS is not installed."""
     if solver == "cbc" or importlib.util.find_spec("highspy") is None:
         return _run_pulp(matrix, _cbc(time_limit_s, gap))

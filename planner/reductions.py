@@ -20,6 +20,8 @@ __all__ = ["Lift", "absorb", "clean", "complete", "consistent", "dominated", "fo
 # Most entries of a table that absorbs a node, and of a block of choices compared at once.
 _TABLE = 1 << 23
 _BLOCK = 1 << 18
+# Most entries compared to settle which choices of one node are beaten.
+_PAIRS = 3_000_000
 
 Lift = Callable[[tuple[int, ...]], tuple[int, ...]]
 
@@ -84,9 +86,9 @@ def consistent(problem: Problem) -> list[np.ndarray]:
         del queue[pair]
         i, j = pair
         table = allowed[pair] & alive[i][:, None] & alive[j]
-        for node, partnered in ((i, table.any(axis=1)), (j, table.any(axis=0))):
+        for node, partnered in ((i, np.any(table, axis=1)), (j, np.any(table, axis=0))):
             if partnered.sum() < alive[node].sum():
-                alive[node] = np.asarray(partnered)
+                alive[node] = partnered
                 queue.update(dict.fromkeys(p for p in touching[node] if p != pair))
         if not table.any():
             raise Infeasible(
@@ -107,7 +109,7 @@ def _fit(problem: Problem, row: Row, alive: list[np.ndarray]) -> None:
     for node, line in row.nodes.items():
         fits = np.asarray(line - line.min() <= row.limit - floor + slack)
         if floor <= row.limit + slack and (alive[node] & fits).any():
-            alive[node] = np.asarray(np.logical_and(alive[node], fits))
+            alive[node] = np.logical_and(alive[node], fits)
 
 
 def dominated(problem: Problem) -> list[np.ndarray]:
@@ -138,7 +140,11 @@ class _View:
         costs = self.problem.nodes[self.node]
         worse, better = np.nonzero(~np.eye(len(costs), dtype=bool))
         # A few columns of each edge already refute most pairs, so the full comparison sees few of them.
+        columns = sum(len(self.keeps[other]) for other, _ in self.neighbours)
         for width in (2, 8, None):
+            if width is None and len(worse) * columns > _PAIRS:
+                # Comparing would take longer than carrying the choices along.
+                return np.arange(len(costs))
             margin = self._margin(worse, better, width)
             passed = margin >= 0.0
             worse, better = worse[passed], better[passed]
@@ -205,7 +211,7 @@ def fold(problem: Problem) -> Problem:
     for overlap in problem.overlaps:
         lines, matrices, constant = _settle(overlap, problem.sizes)
         constant += overlap.constant
-        if constant + _extent(lines, matrices, np.min) >= 0.0:
+        if nodes and constant + _extent(lines, matrices, np.min) >= 0.0:
             nodes[0] = nodes[0] + constant
             for i, line in lines.items():
                 nodes[i] = nodes[i] + line

@@ -50,7 +50,11 @@ def solve(
         raise ValueError(f"'solver' must be 'highs' or 'cbc', got {solver!r}")
     began = time.perf_counter()
     search = _Search(
-        original=problem, problem=complete(problem), deadline=began + time_limit_s, gap=gap, solver=solver,
+        original=problem,
+        problem=complete(problem),
+        deadline=began + time_limit_s,
+        gap=gap,
+        solver=solver,
         report=on_progress or (lambda stage, objective, bound: None),
     )
     interrupted = False
@@ -99,7 +103,7 @@ class _Search:
         prices = np.zeros(0)
         for _ in range(4):
             before = sum(self.problem.sizes)
-            if before == len(self.problem.sizes) or time.perf_counter() > self.deadline:
+            if before == len(self.problem.sizes) or self.late():
                 break
             prices = self.price(prices)
             if sum(self.problem.sizes) > 0.8 * before:
@@ -140,7 +144,7 @@ class _Search:
         self.settle("plans")
         if self.best is None:
             self.blame()
-        if self.best is not None:
+        if self.best is not None and not self.late():
             tables, constant = tables_at(pricing, steps, ascent)
             found = beliefs(tables)
             self.kernel(steps, found, constant)
@@ -173,11 +177,18 @@ class _Search:
         steps = _affordable(smaller)
         ascend(
             Pricing(
-                problem=smaller, terms=(*smaller.rows, *smaller.overlaps), units=pricing.units,
-                constants=pricing.constants, ceilings=pricing.ceilings,
+                problem=smaller,
+                terms=(*smaller.rows, *smaller.overlaps),
+                units=pricing.units,
+                constants=pricing.constants,
+                ceilings=pricing.ceilings,
             ),
-            steps, fine, rounds=rounds, deadline=self.deadline, offer=lambda plan: self.offer(lift(plan)),
-            closed=lambda bound: time.perf_counter() > self.deadline,
+            steps,
+            fine,
+            rounds=rounds,
+            deadline=self.deadline,
+            offer=lambda plan: self.offer(lift(plan)),
+            closed=lambda bound: self.late(),
         )
         self.sweeps += fine.sweeps
         self.polish(smaller, lift, fine.plans)
@@ -197,7 +208,10 @@ class _Search:
         smaller, back = restrict(problem, keeps)
         if max(smaller.sizes) > 1:
             self.exact(
-                fold(smaller), back if lift is None else lambda plan: lift(back(plan)), limit_s=2.0, aim=None
+                fold(smaller),
+                back if lift is None else lambda plan: lift(back(plan)),
+                limit_s=min(2.0, self.left()),
+                aim=None,
             )
 
     def kernel(self, steps: tuple[Step, ...], found: Beliefs, constant: float) -> None:
@@ -226,6 +240,10 @@ class _Search:
             self.raise_bound(math.inf)
         self.settle("dropped")
 
+    def late(self) -> bool:
+        """Whether the time is up."""
+        return time.perf_counter() > self.deadline
+
     def left(self) -> float:
         """Seconds until the deadline, at least a few to return a plan at all."""
         return max(0.1, self.deadline - time.perf_counter())
@@ -233,7 +251,7 @@ class _Search:
     def finish(self) -> None:
         """The exact program over what is left, or the verdict that nothing fits."""
         if max(self.problem.sizes, default=1) > 1:
-            if _columns(self.problem) <= _COLUMNS:
+            if _columns(self.problem) <= _COLUMNS and not (self.late() and self.best is not None):
                 self.exact(self.problem, None, limit_s=self.left(), aim=math.inf)
         else:
             self.offer((0,) * len(self.problem.sizes))
@@ -308,7 +326,12 @@ class _Search:
             columns=self.columns,
         )
         return Solution(
-            choices=self.best, objective_s=self.upper, bound_s=bound, gap=gap, status=status, seconds=seconds,
+            choices=self.best,
+            objective_s=self.upper,
+            bound_s=bound,
+            gap=gap,
+            status=status,
+            seconds=seconds,
             stats=stats,
         )
 

@@ -19,9 +19,7 @@ __all__ = ["blame"]
 _TABLE = 3e7
 
 
-def blame(
-    problem: Problem, limits: Mapping[str, float], solver: str, deadline: float
-) -> tuple[int, ...] | None:
+def blame(problem: Problem, limits: Mapping[str, float], solver: str, deadline: float) -> tuple[int, ...] | None:
     """Raise Infeasible when that can be proven, with the reason; else a plan that meets the rows, if one was met.
 
     `limits` are those of the original rows: folding moves what is settled from a row's coefficients to its limit.

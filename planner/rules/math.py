@@ -256,10 +256,12 @@ def _grouped_product(node: fx.Node) -> list[Rule]:
 
 
 def _grouped_product_backward(node: fx.Node) -> list[Rule]:
-    """(grad of (rows, n), rows, weights, offsets) to the gradients of rows and weights."""
-    rules = [replicated(2, 4)]
-    rules.append(Rule((shard(1), shard(1)), (REPLICATE, shard(1), shard(1), REPLICATE)))
-    return [*rules, Rule((PARTIAL, shard(2)), (shard(1), REPLICATE, shard(2), REPLICATE))]
+    """Rows (m, k), weights (groups, k, n), offsets and the gradient (m, n) to the gradients of rows and weights."""
+    return [
+        replicated(2, 4),
+        Rule((shard(1), shard(1)), (shard(1), shard(1), REPLICATE, REPLICATE)),
+        Rule((PARTIAL, shard(2)), (REPLICATE, shard(2), REPLICATE, shard(1))),
+    ]
 
 
 def _embedding_bag(node: fx.Node) -> list[Rule]:
