@@ -1,27 +1,53 @@
-"""Every private name of PyTorch that this room uses, tested with torch 2.13 and held by tests/passes/test_torch_names.py."""
+"""Every private name of PyTorch that this room uses.
+
+Tested with torch 2.13; tests/passes/test_torch_names.py names each of them.
+"""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 import torch.fx.traceback as fx_traceback
 from torch._decomp import core_aten_decompositions, get_decompositions
+from torch._functorch._aot_autograd.descriptors import (
+    GradAOTOutput,
+    InputMutationAOTOutput,
+    PlainAOTInput,
+    PlainAOTOutput,
+    TangentAOTInput,
+)
 from torch._functorch.aot_autograd import aot_export_joint_with_descriptors
-from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException, FakeTensor, FakeTensorMode
+from torch._subclasses.fake_tensor import (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    FakeTensor,
+    FakeTensorMode,
+)
 from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
+from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
 __all__ = [
+    "COLLECTIVES",
     "FakeTensor",
     "FakeTensorMode",
+    "GradAOTOutput",
+    "InputMutationAOTOutput",
+    "PlainAOTInput",
+    "PlainAOTOutput",
+    "TangentAOTInput",
     "core_decompositions",
     "data_dependent_errors",
     "decompositions",
     "exporting",
+    "fake_mode_of",
+    "functional",
     "joint_graph",
     "module_scope",
+    "tree_flatten",
+    "tree_unflatten",
 ]
 
 data_dependent_errors: tuple[type[Exception], ...] = (
@@ -30,10 +56,20 @@ data_dependent_errors: tuple[type[Exception], ...] = (
     GuardOnDataDependentSymNode,
 )
 
+functional = torch.ops._c10d_functional
+# The functional collectives that local programs use, by op.
+COLLECTIVES: Mapping[Any, str] = {
+    functional.all_reduce.default: "all_reduce",
+    functional.all_gather_into_tensor.default: "all_gather_into_tensor",
+    functional.reduce_scatter_tensor.default: "reduce_scatter_tensor",
+    functional.all_to_all_single.default: "all_to_all_single",
+}
+
 
 def decompositions(ops: Sequence[Any]) -> dict[Any, Callable[..., Any]]:
     """PyTorch's own decompositions of `ops`, and ours where it has none."""
-    return {**get_decompositions(list(ops)), torch.ops.aten._weight_norm_interface_backward.default: _weight_norm_backward}
+    own = {torch.ops.aten._weight_norm_interface_backward.default: _weight_norm_backward}
+    return {**get_decompositions(list(ops)), **own}
 
 
 def _weight_norm_backward(
@@ -50,9 +86,17 @@ def core_decompositions() -> dict[Any, Callable[..., Any]]:
     return dict(core_aten_decompositions())
 
 
+def fake_mode_of(values: Any) -> FakeTensorMode | None:
+    """The mode of the first fake tensor anywhere in `values`."""
+    return next((value.fake_mode for value in tree_leaves(values) if isinstance(value, FakeTensor)), None)
+
+
 @contextlib.contextmanager
 def exporting() -> Iterator[None]:
-    """Tell library code that it is being traced, so that it takes its data-independent paths (torch.compiler.is_compiling)."""
+    """Tell library code that it is being traced, so that it takes its data-independent paths.
+
+    It reads torch.compiler.is_compiling.
+    """
     before = torch.compiler._is_compiling_flag
     torch.compiler._is_compiling_flag = True
     try:
@@ -66,10 +110,13 @@ def module_scope(path: Sequence[str]) -> None:
     fx_traceback.current_meta["nn_module_stack"] = {name: (name, "") for name in path}
 
 
-def joint_graph(module: torch.nn.Module, inputs: Sequence[Any], table: dict[Any, Callable[..., Any]]) -> torch.fx.GraphModule:
+def joint_graph(
+    module: torch.nn.Module, inputs: Sequence[Any], table: dict[Any, Callable[..., Any]]
+) -> torch.fx.GraphModule:
     """The joint forward and backward graph of `module` on `inputs`, by AOTAutograd.
 
-    Placeholders and outputs carry `meta['desc']`; forward nodes `nn_module_stack`, backward nodes `fwd_nn_module_stack`.
+    Placeholders and outputs carry `meta['desc']`; forward nodes `nn_module_stack`, backward nodes
+    `fwd_nn_module_stack`. Raises whatever the module raises.
     """
     with contextlib.ExitStack() as stack, fx_traceback.preserve_node_meta():
         joint = aot_export_joint_with_descriptors(stack, module, tuple(inputs), decompositions=table)

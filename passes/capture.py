@@ -22,7 +22,9 @@ from ..plans.errors import CaptureError, MeshwrightError
 from . import _torch
 from .canonical import DECOMPOSED, canonicalize
 from .graph import Captured, Source, SourceKind
-from .naming import name_nodes
+from .naming import block_name, name_nodes
+from .recompute import Recompute
+from .recompute import recompute as repeat
 from .trees import Tree, flatten, flatten_call
 
 __all__ = ["capture"]
@@ -34,11 +36,13 @@ def capture(
     kwargs: dict[str, Any] | None = None,
     *,
     loss: Callable[[Any], torch.Tensor] | None = None,
+    recompute: Recompute = "none",
 ) -> Captured:
     """The joint graph of one training step of `model` on inputs like `args` and `kwargs`.
 
     Tensors in `args` and `kwargs` may be real, fake or on the meta device: only shapes, dtypes and requires_grad count.
-    `loss` maps the model's output to a scalar and becomes part of the graph. Raises CaptureError, which names the
+    `loss` maps the model's output to a scalar and becomes part of the graph; `recompute` says what the backward computes
+    again instead of reading what the forward saved (passes/recompute.py). Raises CaptureError, which names the
     module and source line, when the model cannot be traced without changing what it computes.
     """
     entry = _Entry.of(model, tuple(args), dict(kwargs or {}), loss)
@@ -47,6 +51,9 @@ def capture(
     captured = _read(joint, entry)
     canonicalize(captured)
     name_nodes(captured)
+    if recompute != "none":
+        repeat(captured, recompute, lambda node: block_name(captured.names.get(node, "")))
+        name_nodes(captured)
     return captured
 
 

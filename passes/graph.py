@@ -2,15 +2,28 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from typing import Any, Literal
 
 import torch
 from torch import fx
 
+from . import _torch
 from .trees import Tree
 
-__all__ = ["Captured", "Source", "SourceKind", "tensor_args", "value_of", "values_of"]
+__all__ = [
+    "Captured",
+    "Source",
+    "SourceKind",
+    "argument",
+    "arguments",
+    "emit",
+    "replace",
+    "tensor_args",
+    "value_of",
+    "values_of",
+]
 
 SourceKind = Literal["parameter", "buffer", "constant", "input"]
 
@@ -71,7 +84,7 @@ def value_of(node: fx.Node) -> torch.Tensor:
 
 
 def values_of(node: fx.Node) -> tuple[torch.Tensor | None, ...]:
-    """The fake tensors of a node, one per output."""
+    """The fake tensors of a node, one per output; None for an output that is no tensor."""
     value: Any = node.meta.get("val")
     if isinstance(value, (tuple, list)):
         return tuple(v if isinstance(v, torch.Tensor) else None for v in value)
@@ -83,3 +96,34 @@ def tensor_args(node: fx.Node) -> list[fx.Node]:
     found: list[fx.Node] = []
     fx.map_arg((node.args, node.kwargs), lambda n: found.append(n) or n)
     return [n for n in found if any(v is not None for v in values_of(n))]
+
+
+def arguments(node: fx.Node) -> tuple[Any, ...]:
+    """Positional arguments of a node, untyped: fx's own type admits everything an op can take."""
+    return node.args
+
+
+def argument(node: fx.Node, position: int, default: Any = None) -> Any:
+    """Positional argument of a node, or the `default` of the op's schema where it is left out."""
+    return node.args[position] if len(node.args) > position else default
+
+
+def emit(
+    graph: fx.Graph, before: fx.Node, target: Any, args: tuple, like: fx.Node, kwargs: dict[str, Any] | None = None
+) -> fx.Node:
+    """Insert `target(*args)` before a node, with its fake value and the origin of `like`."""
+    with graph.inserting_before(before):
+        node = graph.call_function(target, args, kwargs or {})
+    values: Any = fx.map_arg((args, kwargs or {}), lambda n: n.meta["val"])
+    with _torch.fake_mode_of(values) or contextlib.nullcontext():
+        node.meta["val"] = target(*values[0], **values[1])
+    for key in ("nn_module_stack", "fwd_nn_module_stack", "stack_trace", "partitioner_tag"):
+        if key in like.meta:
+            node.meta[key] = like.meta[key]
+    return node
+
+
+def replace(node: fx.Node, new: fx.Node) -> None:
+    """Let every user of `node` read `new`, and erase `node`."""
+    node.replace_all_uses_with(new)
+    node.graph.erase_node(node)

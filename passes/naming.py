@@ -1,18 +1,20 @@
 """Stable names of nodes: the user's module path and the ordinal of the op within it, not FX node names.
 
 `layers.3.attn.wq::einsum.0` is the first einsum that the module layers.3.attn.wq runs; `layers.3.attn.wq::bwd.einsum.1`
-the second in its backward. A gradient that is summed from several uses belongs to the module of its first term.
+the second in its backward. A gradient that is summed from several uses belongs to the module of its last term.
 """
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 
+import torch
 from torch import fx
 
 from .graph import Captured
 
-__all__ = ["name_nodes", "op_name"]
+__all__ = ["block_name", "draws_random", "name_nodes", "op_name"]
 
 
 def op_name(node: fx.Node) -> str:
@@ -23,6 +25,16 @@ def op_name(node: fx.Node) -> str:
         space, _, name = str(packet).rpartition(".")
         return name if space == "aten" else f"{space}.{name}"
     return getattr(target, "__name__", str(target))
+
+
+def draws_random(node: fx.Node) -> bool:
+    """Whether a node advances the random generator. Attention is tagged so, but without dropout it does not."""
+    if torch.Tag.nondeterministic_seeded not in getattr(node.target, "tags", ()):
+        return False
+    if "scaled_dot_product" not in op_name(node):
+        return True
+    names = [argument.name for argument in node.target._schema.arguments]  # type: ignore[union-attr]
+    return bool({**dict(zip(names, node.args, strict=False)), **node.kwargs}.get("dropout_p", 0.0))
 
 
 def name_nodes(captured: Captured) -> None:
@@ -43,8 +55,14 @@ def name_nodes(captured: Captured) -> None:
     captured.names = names
 
 
+def block_name(name: str) -> str | None:
+    """The outermost numbered module that a node lies in: `layers.3` of `layers.3.attention.wq::einsum.0`; None outside of any."""
+    match = re.match(r"(?:[^:.]+\.)*?\d+(?=[.:])", name)
+    return match.group() if match else None
+
+
 def _path(node: fx.Node, paths: dict[fx.Node, str]) -> str:
     stack = node.meta.get("nn_module_stack") or node.meta.get("fwd_nn_module_stack")
     if stack:
         return list(stack)[-1]
-    return next((paths[n] for n in node.all_input_nodes if n in paths), "")
+    return next((paths[n] for n in reversed(node.all_input_nodes) if n in paths), "")

@@ -9,6 +9,7 @@ import torch
 from torch import fx
 
 from .local import LocalProgram
+from .naming import draws_random
 
 __all__ = ["Halves", "split"]
 
@@ -71,7 +72,7 @@ def _must_stay(node: fx.Node) -> bool:
     if node.op in ("placeholder", "output"):
         return True
     name = getattr(node.target, "namespace", "")
-    return name == "_c10d_functional" or torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())
+    return name == "_c10d_functional" or draws_random(node)
 
 
 def _module(program: LocalProgram, graph: fx.Graph) -> fx.GraphModule:

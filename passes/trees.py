@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import dataclasses
+from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
-from torch.utils import _pytree as pytree
 
 from ..plans.errors import CaptureError
+from . import _torch
 
 __all__ = ["Tree", "flatten", "flatten_call"]
 
+# What a container holds, by key, and how to make one like it.
+_Opened = tuple[list[tuple[Any, Any]], Callable[[list[Any]], Any]]
 _CONSTANTS = (type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device)
 
 
@@ -45,9 +48,7 @@ def flatten_call(args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[list[t
 
 
 def _visit(value: Any, path: str, what: str, tensors: list, names: list, constants: list) -> Callable[[Any], Any]:
-    def many(items: Sequence[tuple[str, Any]]) -> list[Callable[[Any], Any]]:
-        return [_visit(item, path + key, what, tensors, names, constants) for key, item in items]
-
+    """Record the tensors in `value`; what builds it again from an iterator over as many."""
     if isinstance(value, torch.Tensor):
         tensors.append(value)
         names.append(path)
@@ -55,39 +56,44 @@ def _visit(value: Any, path: str, what: str, tensors: list, names: list, constan
     if isinstance(value, _CONSTANTS):
         constants.append((path, value))
         return lambda new: value
+    items, make = _opened(value, path, what)
+    parts = [_visit(item, f"{path}.{key}", what, tensors, names, constants) for key, item in items]
+    return lambda new: make([part(new) for part in parts])
+
+
+def _opened(value: Any, path: str, what: str) -> _Opened:
+    """What a container holds, by key, and how to make one like it of other items in that order."""
+    kind = type(value)
     if isinstance(value, Mapping):
-        parts = many([(f".{key}", item) for key, item in value.items()])
         keys = list(value)
-        kind = type(value)
-        if kind is dict:
-            return lambda new: {key: part(new) for key, part in zip(keys, parts, strict=True)}
-        return lambda new: kind(**{key: part(new) for key, part in zip(keys, parts, strict=True)})
+        if kind in (dict, OrderedDict):
+            return list(value.items()), lambda new: kind(zip(keys, new, strict=True))
+        return list(value.items()), lambda new: kind(**dict(zip(keys, new, strict=True)))
     if isinstance(value, tuple) and hasattr(value, "_fields"):
-        parts = many([(f".{key}", getattr(value, key)) for key in value._fields])
-        return lambda new: type(value)(*[part(new) for part in parts])
-    if type(value) in (tuple, list, torch.Size):
-        parts = many([(f".{index}", item) for index, item in enumerate(value)])
-        return lambda new: type(value)([part(new) for part in parts])
+        fields: Sequence[str] = value._fields  # type: ignore[attr-defined]
+        return [(key, getattr(value, key)) for key in fields], lambda new: kind(*new)
+    if kind in (tuple, list, torch.Size):
+        return list(enumerate(value)), kind
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        fields = [f.name for f in dataclasses.fields(value) if f.init]
-        parts = many([(f".{name}", getattr(value, name)) for name in fields])
-        return lambda new: dataclasses.replace(value, **{n: part(new) for n, part in zip(fields, parts, strict=True)})
-    return _registered(value, path, what, many)
+        names = [f.name for f in dataclasses.fields(value) if f.init]
+        items = [(name, getattr(value, name)) for name in names]
+        return items, lambda new: dataclasses.replace(value, **dict(zip(names, new, strict=True)))
+    return _registered(value, path, what)
 
 
-def _registered(value: Any, path: str, what: str, many: Callable) -> Callable[[Any], Any]:
-    leaves, spec = pytree.tree_flatten(value)
+def _registered(value: Any, path: str, what: str) -> _Opened:
+    """A container registered with torch.utils._pytree, or an object without tensors, which is a constant."""
+    leaves, spec = _torch.tree_flatten(value)
     if len(leaves) == 1 and leaves[0] is value:
         if not _holds_tensor(value):
-            return lambda new: value
+            return [], lambda new: value
         raise CaptureError(
             f"{what!r} must consist of tensors, numbers, strings and containers of them, got {type(value).__name__} at "
             f"{path}; make it a dataclass or register it with torch.utils._pytree.register_pytree_node"
         )
-    parts = many([(f".{index}", leaf) for index, leaf in enumerate(leaves)])
-    return lambda new: pytree.tree_unflatten([part(new) for part in parts], spec)
+    return list(enumerate(leaves)), lambda new: _torch.tree_unflatten(new, spec)
 
 
 def _holds_tensor(value: Any) -> bool:
-    """Whether tensors hide in the attributes of an unknown object, which would be lost if it were kept as a constant."""
+    """Whether tensors hide in the attributes of an unknown object: kept as a constant, it would lose them."""
     return any(isinstance(item, torch.Tensor) for item in getattr(value, "__dict__", {}).values())

@@ -16,10 +16,11 @@ import numpy as np
 from torch import fx
 
 from ..cost_models.prices import Prices
-from ..passes.graph import Captured, tensor_args, values_of
+from ..passes.graph import Captured, Source, tensor_args, values_of
 from ..passes.naming import op_name
 from ..plans.layouts import Layout
 from ..plans.meshes import Mesh
+from .constraints import Constraints
 from .folding import Blocks
 from .op_costs import Fusion, Local, op_seconds
 from .problem import Overlap, Pair, Problem
@@ -103,12 +104,12 @@ def formulate(
     blocks: Blocks,
     compiled: bool,
     optimizer_s: Callable[[np.ndarray], np.ndarray],
-    allowed: Callable[[str, Sequence[Layout]], Sequence[bool]],
+    constraints: Constraints | None = None,
     replicate: Sequence[str] = (),
 ) -> Formulation:
     """Build the problem without memory rows. `optimizer_s` maps local parameter bytes to seconds of the update;
-    `allowed(name, layouts)` says which layouts the user's constraints leave to a parameter, input, output or node."""
-    return _Builder(captured, mesh, prices, blocks, compiled, optimizer_s, allowed, replicate).run()
+    ops named in `replicate` may run whole on every device where they have no rule."""
+    return _Builder(captured, mesh, prices, blocks, compiled, optimizer_s, constraints or Constraints(), replicate).run()
 
 
 class _Builder:
@@ -120,11 +121,11 @@ class _Builder:
         blocks: Blocks,
         compiled: bool,
         optimizer_s: Callable,
-        allowed: Callable,
+        constraints: Constraints,
         replicate: Sequence[str],
     ) -> None:
         self.captured, self.mesh, self.prices, self.blocks = captured, mesh, prices, blocks
-        self.optimizer_s, self.allowed = optimizer_s, allowed
+        self.optimizer_s, self.constraints = optimizer_s, constraints
         self.catalogue = Strategies(mesh, replicate=replicate)
         self.transitions = Transitions(mesh, prices)
         self.fusion = Fusion(captured, compiled=compiled)
@@ -183,14 +184,14 @@ class _Builder:
         return index
 
     def _held(self, kind: Kind, name: str, node: fx.Node, layouts: Sequence[Layout], extremes: bool = False) -> Decision:
-        """A decision over where one tensor lies."""
+        """A decision over where one tensor lies; `name` is its own name, or its pattern once the constraints agree."""
         value = values_of(node)[0]
         assert value is not None
-        kept = [layout for layout, ok in zip(layouts, self.allowed(name, layouts), strict=True) if ok]
+        kept = [layout for layout, ok in zip(layouts, self.constraints.allowed(name, layouts), strict=True) if ok]
         table = self.transitions.table(value.shape, value.element_size(), extremes=extremes)
         states = np.array([table.index[layout] for layout in kept], dtype=np.int64)
         strategies = [Strategy((layout,), (layout,)) for layout in kept]
-        return Decision(kind=kind, pattern=name, strategies=strategies, tables=[table], states=[states], node=node)
+        return Decision(kind=kind, pattern=self.blocks.pattern(name), strategies=strategies, tables=[table], states=[states], node=node)
 
     def _enter(self, node: fx.Node) -> None:
         value = values_of(node)[0]
@@ -199,24 +200,29 @@ class _Builder:
         name = self.captured.names[node]
         source = self.captured.sources.get(node)
         everywhere = [("R",) * self.mesh.ndim]
-        layouts = self.catalogue.of_tensor(value.shape) if source is not None and source.kind != "constant" else everywhere
+        layouts = self.catalogue.of_tensor(value.shape) if source is not None and not self._whole(source) else everywhere
         pattern = self.blocks.pattern(name)
-        key = ("source", pattern, tuple(value.shape), value.dtype, source.kind if source else None, source.requires_grad if source else None)
+        origin = (source.kind, source.requires_grad) if source else None
+        key = ("source", pattern, tuple(value.shape), value.dtype, origin, self.constraints.key(self.blocks.renumbered(name)))
         kind: Kind = "source" if source is not None else "tangent"
-        self.of[node] = self._decide(key, name, lambda: self._held(kind, pattern, node, layouts))
+        self.of[node] = self._decide(key, name, lambda: self._held(kind, self.blocks.renumbered(name), node, layouts))
+
+    def _whole(self, source: Source) -> bool:
+        """Whether a tensor must be whole on every device: a constant, and an input that gets something back."""
+        return source.kind == "constant" or source.kind == "input" and (source.requires_grad or source.name in self.captured.mutations)
 
     def _op(self, node: fx.Node) -> None:
         name = self.captured.names[node]
         strategies = self.catalogue.of(node, name)
         pattern = self.blocks.pattern(name)
-        key = ("op", pattern, id(strategies), node in self.captured.backward)
-        self.of[node] = self._decide(key, name, lambda: self._op_decision(node, pattern, strategies))
+        key = ("op", pattern, id(strategies), node in self.captured.backward, self.constraints.key(self.blocks.renumbered(name)))
+        self.of[node] = self._decide(key, name, lambda: self._op_decision(node, self.blocks.renumbered(name), strategies))
 
-    def _op_decision(self, node: fx.Node, pattern: str, strategies: list[Strategy]) -> Decision:
+    def _op_decision(self, node: fx.Node, name: str, strategies: list[Strategy]) -> Decision:
         values = values_of(node)
         first = next((i for i, v in enumerate(values) if v is not None), None)
         if first is not None:
-            allowed = self.allowed(pattern, [s.outs[first] or () for s in strategies])
+            allowed = self.constraints.allowed(name, [s.outs[first] or () for s in strategies])
             strategies = [s for s, ok in zip(strategies, allowed, strict=True) if ok]
         tables, states = [], []
         for index, value in enumerate(values):
@@ -229,7 +235,7 @@ class _Builder:
             table = self.transitions.table(value.shape, value.element_size(), extremes=extremes)
             tables.append(table)
             states.append(np.array([table.index[layout] for layout in used], dtype=np.int64))  # type: ignore[index]
-        return Decision(kind="op", pattern=pattern, strategies=strategies, tables=tables, states=states, node=node)
+        return Decision(kind="op", pattern=self.blocks.pattern(name), strategies=strategies, tables=tables, states=states, node=node)
 
     # -- readings ----------------------------------------------------------------------------------------------------
 

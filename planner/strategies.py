@@ -16,7 +16,7 @@ import torch
 from torch import fx
 
 from ..passes.graph import tensor_args, values_of
-from ..passes.naming import op_name
+from ..passes.naming import draws_random, op_name
 from ..plans.errors import UnsupportedOpError
 from ..plans.layouts import Layout, chunk_sizes, is_partial, shard_dim
 from ..plans.meshes import Mesh
@@ -153,9 +153,9 @@ class Strategies:
 
     def _raw(self, node: fx.Node, parts: int, everywhere: Rule, name: str) -> list[Rule]:
         short = op_name(node)
-        if _random(node) or not tensor_args(node):
+        if draws_random(node) or not tensor_args(node):
             own: Callable | None = _OWN.get(short)
-            return own(node) if own is not None and not _random(node) else [everywhere]
+            return own(node) if own is not None and not draws_random(node) else [everywhere]
         overload = f"{short}.{getattr(node.target, '_overloadname', '')}"
         own = _OWN.get(overload) or _OWN.get(short)
         if own is not None:
@@ -218,10 +218,6 @@ def _fits(placement: str | None, value: torch.Tensor | None) -> bool:
 
 def _is_aten(node: fx.Node) -> bool:
     return isinstance(node.target, torch._ops.OpOverload) and node.target.namespace in ("aten", "prims")
-
-
-def _random(node: fx.Node) -> bool:
-    return torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())
 
 
 def _spelled(node: fx.Node) -> str:

@@ -110,6 +110,7 @@ class Options(_Record, frozen=True, kw_only=True):
 
     optimizer: Text
     compiled: bool
+    recompute: Literal["none", "pointwise", "block"]
     memory_limit_bytes: Bytes | None
     constraints: Annotated[tuple[Text, ...], Meta(max_length=4096)]
     seed: Annotated[int, Meta(ge=0, le=2**62)] | None

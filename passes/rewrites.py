@@ -1,0 +1,245 @@
+"""Op-by-op rewrites into canonical form: what one op becomes, whatever stands around it.
+
+Ops that do nothing go; a product with a bias becomes a product and a sum; a constant depends on nothing; the backward
+of a slice is a padding; random numbers are drawn for a shape alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import fx
+
+from .graph import argument, arguments, emit, replace, value_of
+
+__all__ = ["DECOMPOSED", "REWRITES", "Rewrite"]
+
+aten = torch.ops.aten
+# The node that a node becomes, None where it stays.
+Rewrite = Callable[[fx.Graph, fx.Node], "fx.Node | None"]
+
+# Fused ops whose parts shard better than the whole: statistics over sharded dims become partial sums.
+DECOMPOSED = (
+    aten.addmv,
+    aten._weight_norm_interface,
+    aten._weight_norm_interface_backward,
+    aten.log_sigmoid_forward,
+    aten.log_sigmoid_backward,
+    aten.softplus_backward,
+    aten.baddbmm,
+    aten.native_batch_norm,
+    aten._native_batch_norm_legit,
+    aten._native_batch_norm_legit_functional,
+    aten._native_batch_norm_legit_no_training,
+    aten.native_batch_norm_backward,
+    aten.native_group_norm,
+    aten.native_group_norm_backward,
+    aten.var,
+    aten.var_mean,
+    aten.std,
+    aten.std_mean,
+    aten.nll_loss_forward,
+    aten.nll_loss_backward,
+    aten.nll_loss2d_forward,
+    aten.nll_loss2d_backward,
+    aten.native_dropout_backward,
+    aten.linalg_vector_norm,
+    aten.logsumexp,
+    aten.select_backward,
+    aten.embedding_bag,
+    aten.mse_loss,
+    aten.mse_loss_backward,
+    aten.smooth_l1_loss,
+    aten.smooth_l1_loss_backward,
+    aten.huber_loss,
+    aten.huber_loss_backward,
+    aten.binary_cross_entropy,
+    aten.binary_cross_entropy_backward,
+    aten.binary_cross_entropy_with_logits,
+    aten.soft_margin_loss,
+    aten.soft_margin_loss_backward,
+    aten._fused_rms_norm,
+    aten._fused_rms_norm_backward,
+    aten.frobenius_norm,
+    aten.norm,
+    aten.unfold_backward,
+    aten.diagonal_backward,
+    aten.trace,
+    aten.dot,
+    aten.mv,
+    aten.lerp,
+    aten.addcdiv,
+    aten.addcmul,
+    aten.channel_shuffle,
+    aten.pixel_shuffle,
+    aten.pixel_unshuffle,
+    aten.glu,
+    aten.glu_backward,
+    aten.stack,
+    aten.tril,
+    aten.triu,
+    aten.roll,
+    aten.im2col,
+    aten.col2im,
+    aten.l1_loss,
+)
+
+
+def _addmm(graph: fx.Graph, node: fx.Node) -> fx.Node:
+    bias, *factors = arguments(node)
+    product = emit(graph, node, aten.mm.default, tuple(factors), node)
+    if any(value != 1 for value in node.kwargs.values()):
+        product = emit(graph, node, aten.mul.Tensor, (product, node.kwargs.get("alpha", 1)), node)
+        bias = emit(graph, node, aten.mul.Tensor, (bias, node.kwargs.get("beta", 1)), node)
+    return emit(graph, node, aten.add.Tensor, (product, bias), node)
+
+
+def _neutral(graph: fx.Graph, node: fx.Node) -> fx.Node | None:
+    """x * 1, x / 1 and x ** 1 are x where they keep its dtype."""
+    x, factor = arguments(node)
+    plain = type(factor) in (int, float) and factor == 1 and value_of(x).dtype == value_of(node).dtype
+    return x if plain else None
+
+
+def _constant(fill: float) -> Rewrite:
+    return lambda graph, node: _filled(graph, node, fill)
+
+
+def _given(position: int) -> Rewrite:
+    """A constant whose value is an argument."""
+
+    def rewrite(graph: fx.Graph, node: fx.Node) -> fx.Node | None:
+        fill = argument(node, position)
+        return None if isinstance(fill, fx.Node) else _filled(graph, node, fill)
+
+    return rewrite
+
+
+def _filled(graph: fx.Graph, node: fx.Node, fill: Any) -> fx.Node:
+    out = value_of(node)
+    extra = {"dtype": out.dtype, "device": out.device}
+    return emit(graph, node, aten.full.default, (list(out.shape), fill), node, extra)
+
+
+def _slice_backward(graph: fx.Graph, node: fx.Node) -> fx.Node | None:
+    grad, sizes, dim, start, end, step = arguments(node)
+    dim %= len(sizes)
+    if step == 1:
+        return _padded(graph, node, grad, list(sizes), dim, start)
+    zeros = _filled(graph, node, 0)
+    return emit(graph, node, aten.slice_scatter.default, (zeros, grad, dim, start, end, step), node)
+
+
+def _slice_scatter(graph: fx.Graph, node: fx.Node) -> fx.Node | None:
+    """Into zeros it is a padding."""
+    base, source = arguments(node)[:2]
+    if base.target is not aten.full.default or argument(base, 1) != 0 or argument(node, 5, 1) != 1:
+        return None
+    sizes = list(value_of(node).shape)
+    return _padded(graph, node, source, sizes, argument(node, 2, 0) % len(sizes), argument(node, 3))
+
+
+def _padded(graph: fx.Graph, node: fx.Node, x: fx.Node, sizes: list[int], dim: int, start: int | None) -> fx.Node:
+    """`x` from `start` on along `dim` of a tensor of zeros of `sizes`."""
+    size = sizes[dim]
+    start = max(0, (start or 0) + (size if (start or 0) < 0 else 0))
+    after = size - start - value_of(x).shape[dim]
+    if start == 0 and after == 0:
+        return x
+    pads = [0, 0] * (len(sizes) - 1 - dim) + [start, after]
+    return emit(graph, node, aten.constant_pad_nd.default, (x, pads), node)
+
+
+def _broadcast(graph: fx.Graph, node: fx.Node) -> fx.Node:
+    x, shape, dims = arguments(node)
+    wide = [1] * len(shape)
+    for size, dim in zip(value_of(x).shape, dims, strict=True):
+        wide[dim] = size
+    return emit(
+        graph, node, aten.expand.default, (emit(graph, node, aten.reshape.default, (x, wide), node), list(shape)), node
+    )
+
+
+def _copied(graph: fx.Graph, node: fx.Node) -> fx.Node:
+    """copy(into, source) is the source with the shape and dtype of what it replaces."""
+    source, out = argument(node, 1), value_of(node)
+    if value_of(source).dtype != out.dtype:
+        source = emit(graph, node, aten._to_copy.default, (source,), node, {"dtype": out.dtype})
+    if value_of(source).shape == out.shape:
+        return source
+    return emit(graph, node, aten.expand.default, (source, list(out.shape)), node)
+
+
+def _native_dropout(graph: fx.Graph, node: fx.Node) -> None:
+    """Dropout as a mask and a product, so that only the mask is drawn whole."""
+    x, p, train = arguments(node)
+    if train is False or not 0 < p < 1:
+        return
+    value = value_of(x)
+    blank = (list(value.shape), list(value.stride()))
+    like = emit(graph, node, aten.empty_strided.default, blank, node, {"dtype": torch.bool})
+    mask = emit(graph, node, aten.bernoulli.p, (like, 1 - p), node)
+    for user in list(node.users):
+        if argument(user, 1) == 1:
+            replace(user, mask)
+        else:
+            kept = emit(graph, user, aten.mul.Tensor, (x, mask), node)
+            replace(user, emit(graph, user, aten.mul.Tensor, (kept, 1 / (1 - p)), node))
+
+
+def _as_strided(graph: fx.Graph, node: fx.Node) -> fx.Node | None:
+    """A strided view of a whole contiguous tensor is a reshape; any other one has no layout."""
+    x = argument(node, 0)
+    value, out = value_of(x), value_of(node)
+    whole = value.is_contiguous() and out.is_contiguous() and value.numel() == out.numel()
+    if not whole or argument(node, 3, 0):
+        return None
+    return emit(graph, node, aten.reshape.default, (x, list(out.shape)), node)
+
+
+def _renamed(target: Any) -> Rewrite:
+    return lambda graph, node: emit(graph, node, target, node.args, node, dict(node.kwargs))
+
+
+def _drawn(graph: fx.Graph, node: fx.Node) -> fx.Node | None:
+    """A random draw looks only at the shape and strides of its input: numbers are drawn in the order of memory."""
+    like, *rest = arguments(node)
+    if like.target is aten.empty_strided.default:
+        return None
+    value = value_of(like)
+    extra = {"dtype": value.dtype, "device": value.device}
+    blank = emit(graph, node, aten.empty_strided.default, (list(value.shape), list(value.stride())), node, extra)
+    return emit(graph, node, node.target, (blank, *rest), node, dict(node.kwargs))
+
+
+REWRITES: dict[Any, Rewrite] = {
+    aten.addmm.default: _addmm,
+    aten.copy.default: _copied,
+    aten._conj.default: _renamed(aten.conj_physical.default),
+    aten._neg_view.default: _renamed(aten.neg.default),
+    aten.bernoulli.p: _drawn,
+    aten.native_dropout.default: _native_dropout,
+    aten.as_strided.default: _as_strided,
+    aten.rand_like.default: _drawn,
+    aten.randn_like.default: _drawn,
+    torch.ops.prims.broadcast_in_dim.default: _broadcast,
+    aten.pow.Tensor_Scalar: _neutral,
+    aten.mul.Tensor: _neutral,
+    aten.mul.Scalar: _neutral,
+    aten.div.Tensor: _neutral,
+    aten.div.Scalar: _neutral,
+    aten.new_zeros.default: _constant(0),
+    aten.new_ones.default: _constant(1),
+    aten.zeros_like.default: _constant(0),
+    aten.ones_like.default: _constant(1),
+    aten.zeros.default: _constant(0),
+    aten.ones.default: _constant(1),
+    aten.empty_like.default: _constant(0),
+    aten.new_empty.default: _constant(0),
+    aten.new_full.default: _given(2),
+    aten.full_like.default: _given(1),
+    aten.slice_backward.default: _slice_backward,
+    aten.slice_scatter.default: _slice_scatter,
+}

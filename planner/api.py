@@ -1,0 +1,257 @@
+"""The planner's calls: plan a model, apply a plan, check one, or all in one."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from torch import nn
+
+from ..cost_models.prices import Prices
+from ..passes.blocks import repeated_blocks, with_fewer_blocks
+from ..passes.capture import capture
+from ..passes.graph import Captured
+from ..passes.recompute import Recompute
+from ..plans.clusters import Cluster
+from ..plans.errors import CaptureError, Infeasible, RequestError
+from ..plans.meshes import Mesh
+from ..plans.plan import Model, Options, Plan
+from .constraints import Constraint, Constraints
+from .folding import CAPTURED, Blocks
+from .formulate import Formulation, formulate
+from .problem import Problem, Solution
+from .solver import Progress, solve
+from .timeline import Timeline
+from .write import model_of, write_plan
+
+__all__ = ["Draft", "draft", "plan", "solve_within", "usual_mesh"]
+
+LossFunction = Callable[[Any], torch.Tensor]
+
+# Passes over parameter-sized memory of an optimizer's update, and its state in parameter sizes.
+_OPTIMIZERS = {"adamw": (7.0, 2.0), "adam": (7.0, 2.0), "sgd": (3.0, 0.0), "sgd-momentum": (5.0, 1.0), "none": (0.0, 0.0)}
+# A list of blocks this long or longer is captured by CAPTURED of them.
+_DEEP = CAPTURED + 1
+
+
+class Draft:
+    """Everything before solving: the captured model and its problem on one mesh. Also what checks sample plans from."""
+
+    def __init__(self, captured: Captured, blocks: Blocks, formulation: Formulation, timeline: Timeline, options: Options, cluster: Cluster, name: str) -> None:
+        self.captured, self.blocks, self.formulation, self.timeline = captured, blocks, formulation, timeline
+        self.options, self.cluster, self.name = options, cluster, name
+
+    @property
+    def limit(self) -> int:
+        """Bytes that a device may fill."""
+        given = self.options.memory_limit_bytes
+        return self.formulation.prices.capacity_bytes if given is None else given
+
+    def model(self) -> Model:
+        """What a plan remembers of the model."""
+        return model_of(self.captured, self.name, self.blocks)
+
+    def write(self, solution: Solution) -> Plan:
+        """The plan of a solution."""
+        return write_plan(
+            self.formulation,
+            self.timeline,
+            solution,
+            model=self.model(),
+            cluster=self.cluster,
+            options=self.options,
+            limit=self.limit,
+        )
+
+
+def plan(
+    model: nn.Module,
+    args: Sequence[Any] = (),
+    kwargs: dict[str, Any] | None = None,
+    *,
+    cluster: Cluster | str,
+    mesh: Mesh | str | None = None,
+    loss: LossFunction | None = None,
+    constraints: Sequence[str | Constraint] = (),
+    optimizer: str = "adamw",
+    compiled: bool = True,
+    recompute: Recompute | Literal["auto"] = "auto",
+    memory_limit_bytes: int | None = None,
+    replicate: Sequence[str] = (),
+    time_limit_s: float = 60.0,
+    gap: float = 1e-3,
+    solver: str = "highs",
+    name: str | None = None,
+    on_progress: Progress | None = None,
+) -> Plan:
+    """The fastest plan found for one training step of `model` on `cluster`, with the proven gap to the best one.
+
+    model, args, kwargs   as the model is called, on the whole (global) batch; tensors may be on the meta device
+    mesh                  shape and axis names, e.g. "8x8"; by default nodes by devices per node
+    loss                  maps the model's output to a scalar and becomes part of the plan
+    constraints           e.g. "layers.*.wq.weight = S(0),R" (see `Constraint`)
+    optimizer             adamw, adam, sgd, sgd-momentum or none: its state and update are priced
+    recompute             none, pointwise or block (see docs/how-it-chooses.md); auto: pointwise, and block if that does not fit
+    memory_limit_bytes    per device, over the peak of the step; by default the device's memory
+    replicate             ops without a sharding rule that may run whole on every device
+    gap, time_limit_s     when the solver may stop: the relative distance to the bound, seconds
+
+    Raises RequestError (a CaptureError when the model cannot be captured as it is) or Infeasible.
+    """
+    modes: Sequence[Recompute] = ("pointwise", "block") if recompute == "auto" else (recompute,)
+    for mode in modes:
+        prepared = draft(
+            model, args, kwargs, cluster=cluster, mesh=mesh, loss=loss, constraints=constraints, optimizer=optimizer,
+            compiled=compiled, recompute=mode, memory_limit_bytes=memory_limit_bytes, replicate=replicate, name=name,
+            on_progress=on_progress,
+        )  # fmt: skip
+        try:
+            solution = solve_within(prepared, time_limit_s=time_limit_s, gap=gap, solver=solver, on_progress=on_progress)
+            return prepared.write(solution)
+        except Infeasible:
+            if mode == modes[-1]:
+                raise
+    raise AssertionError("no recompute mode")
+
+
+def draft(
+    model: nn.Module,
+    args: Sequence[Any] = (),
+    kwargs: dict[str, Any] | None = None,
+    *,
+    cluster: Cluster | str,
+    mesh: Mesh | str | None = None,
+    loss: LossFunction | None = None,
+    constraints: Sequence[str | Constraint] = (),
+    optimizer: str = "adamw",
+    compiled: bool = True,
+    recompute: Recompute = "pointwise",
+    memory_limit_bytes: int | None = None,
+    replicate: Sequence[str] = (),
+    name: str | None = None,
+    on_progress: Progress | None = None,
+    whole: bool = False,
+) -> Draft:
+    """Capture `model` and set up its problem; arguments as for `plan`. `whole` captures every block of a deep model."""
+    where = Cluster.parse(cluster) if isinstance(cluster, str) else cluster
+    grid = usual_mesh(where) if mesh is None else Mesh.parse(mesh) if isinstance(mesh, str) else mesh
+    if optimizer not in _OPTIMIZERS:
+        raise RequestError(f"'optimizer' must be one of {', '.join(_OPTIMIZERS)}, got {optimizer!r}")
+    if memory_limit_bytes is not None and memory_limit_bytes <= 0:
+        raise RequestError(f"'memory_limit_bytes' must be positive, got {memory_limit_bytes}")
+    limits = Constraints.of(constraints, grid.ndim)
+    prices = Prices.of(where, grid, compiled=compiled)
+    passes, state = _OPTIMIZERS[optimizer]
+    if on_progress is not None:
+        on_progress("capture", 0.0, 0.0)
+    captured, blocks = _capture(model, args, kwargs or {}, loss, limits, recompute, whole=whole)
+    if on_progress is not None:
+        on_progress("price", 0.0, 0.0)
+    formulation = formulate(
+        captured,
+        grid,
+        prices,
+        blocks=blocks,
+        compiled=compiled,
+        optimizer_s=lambda size: np.where(passes > 0, prices.memory_s(passes * size), 0.0),
+        constraints=limits,
+        replicate=replicate,
+    )
+    limits.check_used()
+    options = Options(
+        optimizer=optimizer,
+        compiled=compiled,
+        recompute=recompute,
+        memory_limit_bytes=memory_limit_bytes,
+        constraints=tuple(str(c) for c in limits.items),
+        seed=None,
+    )
+    timeline = Timeline(formulation, state_factor=state)
+    return Draft(captured, blocks, formulation, timeline, options, where, name or type(model).__name__)
+
+
+def usual_mesh(cluster: Cluster) -> Mesh:
+    """Nodes by devices per node, or one axis within a node."""
+    if cluster.nodes == 1 or cluster.devices_per_node == 1:
+        return Mesh.of((cluster.size,))
+    return Mesh.of((cluster.nodes, cluster.devices_per_node))
+
+
+def solve_within(
+    prepared: Draft, *, time_limit_s: float = 60.0, gap: float = 1e-3, solver: str = "highs", on_progress: Progress | None = None
+) -> Solution:
+    """The best solution whose memory stays within the limit at every moment of the step.
+
+    Rows of the moments that a solution would overfill are added until none is: the last solution is optimal among those
+    that fit, because it is optimal for a part of the limits and meets them all.
+    """
+    problem, timeline, limit = prepared.formulation.problem, prepared.timeline, float(prepared.limit)
+    began, moments = time.perf_counter(), []
+    while True:
+        left = max(1.0, time_limit_s - (time.perf_counter() - began))
+        limited = _with_rows(problem, timeline, moments, limit)
+        try:
+            solution = solve(limited, time_limit_s=left, gap=gap, solver=solver, on_progress=on_progress)
+        except Infeasible as error:
+            raise _infeasible(error, prepared) from error
+        over = _overfull(timeline.profile(solution.choices), limit)
+        if not over or set(over) <= set(moments):
+            return replace(solution, seconds=time.perf_counter() - began)
+        moments = sorted({*moments, *over})
+
+
+def _with_rows(problem: Problem, timeline: Timeline, moments: Sequence[int], limit: float) -> Problem:
+    return replace(problem, rows=tuple(timeline.row(moment, limit) for moment in moments))
+
+
+def _overfull(profile: np.ndarray, limit: float) -> list[int]:
+    """The worst moment of the forward, of the backward and of the whole step, where they are over the limit."""
+    half = len(profile) // 2
+    worst = {int(np.argmax(profile)), int(np.argmax(profile[:half])) if half else 0, half + int(np.argmax(profile[half:])), len(profile) - 1}
+    return [moment for moment in worst if profile[moment] > limit]
+
+
+def _infeasible(error: Infeasible, prepared: Draft) -> Infeasible:
+    limit = prepared.limit
+    return Infeasible(
+        f"'memory_limit_bytes' and 'constraints' must leave a plan, got a memory limit of {limit} bytes per device on mesh "
+        f"{prepared.formulation.mesh}: {error}; use more devices, a smaller batch or a higher limit, or drop constraints"
+    )
+
+
+def _capture(
+    model: nn.Module, args: Sequence[Any], kwargs: dict[str, Any], loss: LossFunction | None, limits: Constraints, mode: Recompute, *, whole: bool
+) -> tuple[Captured, Blocks]:
+    """The captured model, deep lists of equal blocks by three of them where that is faithful."""
+    counts = repeated_blocks(model)
+    deep = [] if whole else [p for p, n in counts.items() if n >= _DEEP and not limits.numbered(p)]
+    while deep:
+        blocks = Blocks(counts=counts, cut=frozenset(deep))
+        try:
+            captured = capture(with_fewer_blocks(model, dict.fromkeys(deep, CAPTURED)), args, kwargs, loss=loss, recompute=mode)
+        except CaptureError:
+            break  # a model that counts its blocks itself is captured whole, which raises again if that was not the reason
+        doubtful = [path for path in deep if not _stands_for_all(captured, blocks, path)]
+        if not doubtful:
+            return captured, blocks
+        deep = [path for path in deep if path not in doubtful]
+    return capture(model, args, kwargs, loss=loss, recompute=mode), Blocks(counts=counts)
+
+
+def _stands_for_all(captured: Captured, blocks: Blocks, path: str) -> bool:
+    """Whether the middle block looks like its neighbours and passes tensors only to the next block and to the outside."""
+    found: dict[str, set[int]] = {}
+    for node in captured.ops():
+        place = blocks.split(captured.names[node])
+        if place is None or place[0] != path:
+            continue
+        found.setdefault(blocks.pattern(captured.names[node]), set()).add(place[1])
+        for source in node.all_input_nodes:
+            other = blocks.split(captured.names.get(source, ""))
+            if other is not None and other[0] == path and abs(other[1] - place[1]) > 1:
+                return False
+    return bool(found) and all(1 not in numbers or len(numbers) > 1 for numbers in found.values())

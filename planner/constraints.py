@@ -1,0 +1,94 @@
+"""What the user pins or forbids: layouts of parameters, inputs, outputs and nodes, by name.
+
+    layers.*.wq.weight = S(0),R      pin: one placement per mesh axis; `*` for an axis leaves it open
+    args.0 != R,R                    forbid
+
+Names may hold `*` and match parameters, buffers, inputs, outputs and nodes (as `meshwright show` prints them).
+"""
+
+from __future__ import annotations
+
+import difflib
+import fnmatch
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+from ..plans.errors import RequestError
+from ..plans.layouts import Layout, parse_placement
+
+__all__ = ["Constraint", "Constraints"]
+
+_FORM = re.compile(r"\s*(\S+)\s*(=|!=)\s*(\S.*?)\s*")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Constraint:
+    """Pin (or, when `forbids`, forbid) a layout; None in `layout` leaves an axis open."""
+
+    name: str
+    layout: tuple[str | None, ...]
+    forbids: bool = False
+
+    @classmethod
+    def parse(cls, text: str, axes: int) -> Constraint:
+        """A constraint from its text form, for a mesh of `axes` axes."""
+        match = _FORM.fullmatch(text)
+        if match is None:
+            raise RequestError(f"'constraint' must look like NAME = LAYOUT or NAME != LAYOUT, got {text!r}; e.g. 'args.0 = S(0),R'")
+        parts = [part.strip() for part in match.group(3).split(",")]
+        if len(parts) != axes:
+            raise RequestError(f"'constraint' must give one placement for each of the {axes} mesh axes, got {text!r}")
+        layout = tuple(None if part == "*" else parse_placement(part) for part in parts)
+        return cls(name=match.group(1), layout=layout, forbids=match.group(2) == "!=")
+
+    def allows(self, layout: Layout) -> bool:
+        """Whether `layout` is left by this constraint."""
+        same = all(want is None or want == have for want, have in zip(self.layout, layout, strict=True))
+        return same != self.forbids
+
+    def __str__(self) -> str:
+        return f"{self.name} {'!=' if self.forbids else '='} {','.join(part or '*' for part in self.layout)}"
+
+
+@dataclass(slots=True, kw_only=True)
+class Constraints:
+    """The constraints of one request; remembers which of them met anything."""
+
+    items: tuple[Constraint, ...] = ()
+    seen: set[str] = field(default_factory=set)
+    used: set[int] = field(default_factory=set)
+
+    @classmethod
+    def of(cls, texts: Iterable[str | Constraint], axes: int) -> Constraints:
+        """From texts or Constraint values."""
+        return cls(items=tuple(t if isinstance(t, Constraint) else Constraint.parse(t, axes) for t in texts))
+
+    def key(self, name: str) -> tuple[int, ...]:
+        """Which constraints speak of `name`: nodes that differ in it cannot share a decision."""
+        self.seen.add(name)
+        found = tuple(i for i, c in enumerate(self.items) if c.name == name or fnmatch.fnmatchcase(name, c.name))
+        self.used.update(found)
+        return found
+
+    def allowed(self, name: str, layouts: Sequence[Layout]) -> list[bool]:
+        """Which of `layouts` are left to `name`; RequestError when none is."""
+        found = [self.items[i] for i in self.key(name)]
+        left = [all(c.allows(layout) for c in found) for layout in layouts]
+        if found and not any(left):
+            shown = "; ".join(str(c) for c in found)
+            some = ", ".join(" ".join(("[" + ",".join(x) + "]") for x in dict.fromkeys(layouts)).split(" ")[:8])
+            raise RequestError(f"'constraints' must leave {name} a layout, got {shown}; it can be held as {some}")
+        return left
+
+    def check_used(self) -> None:
+        """RequestError for a constraint that names nothing in the model."""
+        for index, constraint in enumerate(self.items):
+            if index not in self.used:
+                near = difflib.get_close_matches(constraint.name, self.seen, n=3, cutoff=0.3)
+                raise RequestError(f"'constraints' must name a tensor or node of the model, got {constraint.name!r}; near: {', '.join(near) or 'nothing'}")
+
+    def numbered(self, path: str) -> bool:
+        """Whether a constraint speaks of a single block of the list at `path`."""
+        lead = f"{path}." if path else ""
+        return any(re.match(re.escape(lead) + r"\d", c.name) for c in self.items)
