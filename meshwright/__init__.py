@@ -9,7 +9,10 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from .planner.api import apply, autoparallelize, check, plan
+    from .planner.api import plan
+    from .planner.apply import apply, autoparallelize
+    from .planner.constraints import Constraint
+    from .planner.verify import check
     from .plans import VERSION as __version__
     from .plans import (
         CaptureError,
@@ -32,6 +35,7 @@ __all__ = [
     "CaptureError",
     "CheckError",
     "Cluster",
+    "Constraint",
     "Diff",
     "Infeasible",
     "Link",
@@ -50,13 +54,20 @@ __all__ = [
     "plan_schema",
 ]
 
-_FROM_PLANNER = ("apply", "autoparallelize", "check", "plan")
+_FROM_PLANNER = {
+    "Constraint": "constraints",
+    "apply": "apply",
+    "autoparallelize": "apply",
+    "check": "verify",
+    "plan": "api",
+}
 
 
 def __getattr__(name: str) -> Any:
     if name not in __all__:
         raise AttributeError(f"module 'meshwright' has no attribute {name!r}")
-    room = importlib.import_module(".planner.api" if name in _FROM_PLANNER else ".plans", __name__)
+    module = f".planner.{_FROM_PLANNER[name]}" if name in _FROM_PLANNER else ".plans"
+    room = importlib.import_module(module, __name__)
     value = getattr(room, "VERSION" if name == "__version__" else name)
     globals()[name] = value
     return value

@@ -68,10 +68,10 @@ def _fail(stream: TextIO, as_json: bool, message: str, code: int, status: str) -
     return code
 
 
-def _api() -> ModuleType:
-    from .planner import api
+def _requests() -> ModuleType:
+    from . import requests
 
-    return api
+    return requests
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]}, no_args_is_help=True)
@@ -101,7 +101,10 @@ def _model_options(command: Any) -> Any:
 @_model_options
 @click.option("--memory-limit", help="Bytes per device, e.g. 80GiB.  [default: the device's memory]")
 @click.option("--constraint", "constraints", multiple=True, help="A choice that is fixed; may be repeated.")
-@click.option("--optimizer", default="adamw", show_default=True)
+@click.option("--optimizer", default="adamw", show_default=True, help="adamw, adam, sgd, sgd-momentum or none.")
+@click.option("--recompute", type=click.Choice(["auto", "none", "pointwise", "block"]), default="auto", show_default=True)
+@click.option("--eager", is_flag=True, help="Price a program that is not compiled.")
+@click.option("--replicate", multiple=True, help="An op without a sharding rule that may run whole everywhere.")
 @click.option("--time-limit", type=click.FloatRange(min=0, min_open=True), help="Seconds for the solver.")
 @click.option("-o", "--output", help="Write the plan file here.")
 @_JSON
@@ -117,6 +120,9 @@ def plan_command(
     memory_limit: str | None,
     constraints: tuple[str, ...],
     optimizer: str,
+    recompute: str,
+    eager: bool,
+    replicate: tuple[str, ...],
     time_limit: float | None,
     output: str | None,
     as_json: bool,
@@ -130,7 +136,7 @@ def plan_command(
         "mesh": None if mesh is None else Mesh.parse(mesh),
         "memory_limit_bytes": None if memory_limit is None else _bytes("--memory-limit", memory_limit),
     }
-    plan = _api().plan_spec(
+    plan = _requests().plan_spec(
         spec,
         **request,
         global_batch=global_batch,
@@ -138,7 +144,10 @@ def plan_command(
         layers=layers,
         constraints=constraints,
         optimizer=optimizer,
-        time_limit_s=time_limit,
+        recompute=recompute,
+        compiled=not eager,
+        replicate=replicate,
+        time_limit_s=time_limit or 60.0,
     )
     if output is not None:
         plan.save(output)
@@ -156,6 +165,8 @@ def plan_command(
 @click.option("--ranks", type=click.Choice(["simulated", "gloo"]), default="simulated", show_default=True)
 @click.option("--random", type=click.IntRange(min=1, max=10**6), help="Check so many random plans and not the best.")
 @click.option("--seed", type=click.IntRange(min=0, max=2**62), default=0, show_default=True)
+@click.option("--memory-limit", help="Bytes per device that the plan may use, e.g. 400kB.")
+@click.option("--replicate", multiple=True, help="An op without a sharding rule that may run whole everywhere.")
 @_model_options
 @_JSON
 @click.pass_obj
@@ -167,6 +178,8 @@ def check_command(
     ranks: str,
     random: int | None,
     seed: int,
+    memory_limit: str | None,
+    replicate: tuple[str, ...],
     global_batch: int | None,
     seq_len: int | None,
     layers: int | None,
@@ -182,13 +195,15 @@ def check_command(
     if mesh is None and plan is None:
         raise RequestError("'--mesh' must be given where there is no '--plan', got neither; add e.g. --mesh 2x2")
     grid = plan.mesh if mesh is None and plan is not None else Mesh.parse(mesh or "")
-    report = _api().check_spec(
+    report = _requests().check_spec(
         spec,
         grid,
         plan=plan,
         ranks=ranks,
         random=random,
         seed=seed,
+        memory_limit_bytes=None if memory_limit is None else _bytes("--memory-limit", memory_limit),
+        replicate=replicate,
         global_batch=global_batch,
         seq_len=seq_len,
         layers=layers,
@@ -270,7 +285,7 @@ def replay_command(
     """
     usage = Usage.begin()
     plan = Plan.load(plan_path)
-    now = _api().replay_spec(plan, spec, global_batch=global_batch, seq_len=seq_len, layers=layers)
+    now = _requests().replay_spec(plan, spec, global_batch=global_batch, seq_len=seq_len, layers=layers)
     diff = plan.diff(now)
     if as_json:
         put_json(stream, {**plan_object(now, usage), "same": diff.same})

@@ -38,6 +38,7 @@ __all__ = [
     "PlainAOTInput",
     "PlainAOTOutput",
     "TangentAOTInput",
+    "argument_names",
     "core_decompositions",
     "data_dependent_errors",
     "decompositions",
@@ -84,6 +85,11 @@ def _weight_norm_backward(
 def core_decompositions() -> dict[Any, Callable[..., Any]]:
     """PyTorch's decompositions to core ATen."""
     return dict(core_aten_decompositions())
+
+
+def argument_names(op: Any) -> list[str]:
+    """Names of the arguments of an op, in the order of its schema."""
+    return [argument.name for argument in op._schema.arguments]
 
 
 def fake_mode_of(values: Any) -> FakeTensorMode | None:

@@ -8,10 +8,10 @@ a custom autograd.Function, recomputation of checkpointed regions, no-grad regio
 from __future__ import annotations
 
 import copy
-import dataclasses
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -21,13 +21,16 @@ from torch.func import functional_call
 from ..plans.errors import CaptureError, MeshwrightError
 from . import _torch
 from .canonical import DECOMPOSED, canonicalize
-from .graph import Captured, Source, SourceKind
+from .graph import Captured, Source, SourceKind, argument
 from .naming import block_name, name_nodes
 from .recompute import Recompute
 from .recompute import recompute as repeat
 from .trees import Tree, flatten, flatten_call
 
 __all__ = ["capture"]
+
+# Frames of these folders are not the user's.
+_INTERNAL = (f"{Path(torch.__file__).parent}/", f"{Path(__file__).parent}/")
 
 
 def capture(
@@ -41,9 +44,9 @@ def capture(
     """The joint graph of one training step of `model` on inputs like `args` and `kwargs`.
 
     Tensors in `args` and `kwargs` may be real, fake or on the meta device: only shapes, dtypes and requires_grad count.
-    `loss` maps the model's output to a scalar and becomes part of the graph; `recompute` says what the backward computes
-    again instead of reading what the forward saved (passes/recompute.py). Raises CaptureError, which names the
-    module and source line, when the model cannot be traced without changing what it computes.
+    `loss` maps the model's output to a scalar and becomes part of the graph; `recompute` says what the backward
+    computes again instead of reading what the forward saved (passes/recompute.py). Raises CaptureError, which names
+    the module and source line, when the model cannot be traced without changing what it computes.
     """
     entry = _Entry.of(model, tuple(args), dict(kwargs or {}), loss)
     with _explained(entry):
@@ -91,7 +94,8 @@ class _Entry(nn.Module):
             object.__setattr__(self, "model", copy.deepcopy(model, memo))
         except Exception as error:
             raise CaptureError(
-                f"'model' must be deep-copyable, got {type(error).__name__}: {error}; give it a __deepcopy__ or build it anew"
+                f"'model' must be deep-copyable, got {type(error).__name__}: {error}; "
+                "give it a __deepcopy__ or build it anew"
             ) from error
         self.loss = loss
         return self
@@ -145,8 +149,10 @@ def _set_attribute(model: nn.Module, name: str, value: torch.Tensor) -> None:
 def _fake(tensor: torch.Tensor, mode: Any) -> torch.Tensor:
     """A fake CPU tensor like `tensor`; a parameter stays a parameter."""
     with mode:
-        size, stride = tensor.shape, tensor.stride() if tensor.layout == torch.strided else None
-        fake = torch.empty_strided(size, stride, dtype=tensor.dtype) if stride else torch.empty(size, dtype=tensor.dtype)
+        if tensor.layout == torch.strided:
+            fake = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype)
+        else:
+            fake = torch.empty(tensor.shape, dtype=tensor.dtype)
     if isinstance(tensor, nn.Parameter):
         return nn.Parameter(fake, requires_grad=tensor.requires_grad)
     return fake.requires_grad_(tensor.requires_grad)
@@ -164,14 +170,18 @@ def _watched(model: nn.Module, path: list[str]) -> Iterator[None]:
 
         return hook
 
-    def leave(module: nn.Module, inputs: Any, output: Any) -> None:
-        path.pop()
-        _torch.module_scope(path)
+    def leave(name: str) -> Callable:
+        def hook(module: nn.Module, inputs: Any, output: Any) -> None:
+            while path and path.pop() != name:  # modules that raised, and the model went on
+                pass
+            _torch.module_scope(path)
+
+        return hook
 
     path.clear()
     for name, module in model.named_modules():
         handles.append(module.register_forward_pre_hook(enter(name), prepend=True))
-        handles.append(module.register_forward_hook(leave))
+        handles.append(module.register_forward_hook(leave(name)))
     try:
         yield
     finally:
@@ -198,47 +208,22 @@ def _explain(error: Exception, path: list[str]) -> str:
     text = next((part.strip() for part in str(error).splitlines() if part.strip()), "")
     if isinstance(error, _torch.data_dependent_errors):
         return (
-            f"'model' must not read values of tensors while it runs, got the data-dependent {text or type(error).__name__} {where}; "
-            "give the result a fixed shape (a capacity, a mask, torch.where) or keep the region out of the captured model"
+            "'model' must not read values of tensors while it runs, "
+            f"got the data-dependent {text or type(error).__name__} {where}; give the result a fixed shape "
+            "(a capacity, a mask, torch.where) or keep the region out of the captured model"
         )
     return f"'model' must be traceable, got {type(error).__name__}: {text} {where}"
 
 
 def _internal(filename: str) -> bool:
-    return "/torch/" in filename or "/meshwright/passes/" in filename or "/passes/" in filename or filename.startswith("<")
+    return filename.startswith(("<", *_INTERNAL))
 
 
 def _read(joint: fx.GraphModule, entry: _Entry) -> Captured:
     """Read placeholders and outputs of the joint graph by their descriptors."""
     assert entry.outputs is not None and entry.inputs is not None
-    graph = joint.graph
-    sources: dict[fx.Node, Source] = {}
-    tangents: dict[int, fx.Node] = {}
-    _refuse_mutated_parameters(entry, graph)
-    for node in graph.find_nodes(op="placeholder"):
-        desc = node.meta["desc"]
-        kind = type(desc).__name__
-        if kind == "PlainAOTInput":
-            sources[node] = entry.sources[desc.idx]
-        elif kind == "TangentAOTInput":
-            tangents[desc.output.idx] = node
-        else:
-            raise CaptureError(f"'model' must not need {kind} in its joint graph ({desc}); report it with the model")
-    outputs: list[fx.Node | None] = [None] * len(entry.outputs.names)
-    grads: dict[str, fx.Node] = {}
-    mutations: dict[str, fx.Node] = {}
-    result = next(iter(graph.find_nodes(op="output")))
-    for node, desc in zip(result.args[0], result.meta["desc"], strict=True):  # type: ignore[arg-type]
-        kind = type(desc).__name__
-        if kind == "PlainAOTOutput":
-            outputs[desc.idx] = node
-        elif kind == "InputMutationAOTOutput":
-            mutations[entry.sources[desc.mutated_input.idx].name] = node
-        elif kind == "GradAOTOutput":
-            if node is not None:
-                grads[entry.sources[desc.grad_of.idx].name] = node
-        elif desc is not None:
-            raise CaptureError(f"'model' must not return {kind} ({desc}); return a copy of the tensor instead of a view of an input")
+    outputs, grads, mutations = _read_outputs(joint.graph, entry)
+    sources, tangents = _read_inputs(joint.graph, entry)
     return Captured(
         module=joint,
         sources=sources,
@@ -255,14 +240,52 @@ def _read(joint: fx.GraphModule, entry: _Entry) -> Captured:
     )
 
 
-def _refuse_mutated_parameters(entry: _Entry, graph: fx.Graph) -> None:
-    result = next(iter(graph.find_nodes(op="output")))
-    for desc in result.meta["desc"]:
-        if type(desc).__name__ != "InputMutationAOTOutput":
-            continue
-        source = entry.sources[desc.mutated_input.idx]
-        if source.kind == "parameter" or source.requires_grad:
+def _read_inputs(graph: fx.Graph, entry: _Entry) -> tuple[dict[fx.Node, Source], dict[int, fx.Node]]:
+    sources: dict[fx.Node, Source] = {}
+    tangents: dict[int, fx.Node] = {}
+    for node in graph.find_nodes(op="placeholder"):
+        desc = node.meta["desc"]
+        if type(desc) is _torch.PlainAOTInput:
+            sources[node] = entry.sources[desc.idx]
+        elif type(desc) is _torch.TangentAOTInput and type(desc.output) is _torch.PlainAOTOutput:
+            tangents[desc.output.idx] = node
+        else:
             raise CaptureError(
-                f"'model' must not mutate a parameter while it runs, got a mutated {source.name}; make it a buffer, or update it "
-                "outside of forward"
+                f"'model' must not need {type(desc).__name__} in its joint graph ({desc}); report it with the model"
             )
+    return sources, tangents
+
+
+def _read_outputs(
+    graph: fx.Graph, entry: _Entry
+) -> tuple[list[fx.Node | None], dict[str, fx.Node], dict[str, fx.Node]]:
+    assert entry.outputs is not None
+    outputs: list[fx.Node | None] = [None] * len(entry.outputs.names)
+    grads: dict[str, fx.Node] = {}
+    mutations: dict[str, fx.Node] = {}
+    result = next(iter(graph.find_nodes(op="output")))
+    for node, desc in zip(argument(result, 0), result.meta["desc"], strict=True):
+        kind = type(desc)
+        if kind is _torch.PlainAOTOutput:
+            outputs[desc.idx] = node
+        elif kind is _torch.InputMutationAOTOutput:
+            source = entry.sources[desc.mutated_input.idx]
+            _refuse_mutated_parameter(source)
+            mutations[source.name] = node
+        elif kind is _torch.GradAOTOutput:
+            if node is not None:
+                grads[entry.sources[desc.grad_of.idx].name] = node
+        elif desc is not None:
+            raise CaptureError(
+                f"'model' must not return {kind.__name__} ({desc}); "
+                "return a copy of the tensor instead of a view of an input"
+            )
+    return outputs, grads, mutations
+
+
+def _refuse_mutated_parameter(source: Source) -> None:
+    if source.kind == "parameter" or source.requires_grad:
+        raise CaptureError(
+            f"'model' must not mutate a parameter while it runs, got a mutated {source.name}; "
+            "make it a buffer, or update it outside of forward"
+        )

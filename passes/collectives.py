@@ -13,25 +13,37 @@ import torch
 from torch import fx
 
 from ..plans.errors import RequestError
-from ..plans.layouts import Layout, chunk_sizes, local_range, shard, shard_dim
+from ..plans.layouts import PARTIAL, REPLICATE, Layout, Placement, chunk_sizes, local_range, shard, shard_dim
 from ..plans.meshes import Mesh
 from ..plans.steps import Step
+from . import _torch
 
 __all__ = ["Emitter"]
 
 aten = torch.ops.aten
-c10d = torch.ops._c10d_functional
+c10d = _torch.functional
 
 
 class Emitter:
     """Writes one rank's graph."""
 
-    def __init__(self, graph: fx.Graph, mesh: Mesh, coordinate: tuple[int, ...], groups: Sequence[str]) -> None:
+    def __init__(
+        self,
+        graph: fx.Graph,
+        mesh: Mesh,
+        coordinate: tuple[int, ...],
+        groups: Sequence[str],
+        device: torch.device | None = None,
+    ) -> None:
         self.graph, self.mesh, self.coordinate, self.groups = graph, mesh, coordinate, groups
+        self.device = device or torch.device("cpu")
 
-    def call(self, target: Any, args: tuple, kwargs: dict[str, Any] | None = None, *, like: fx.Node | None = None) -> fx.Node:
-        """Append `target(*args)`; `like` gives the origin for stack traces."""
-        node = self.graph.call_function(target, args, kwargs or {})
+    def call(
+        self, target: Any, args: tuple, kwargs: dict[str, Any] | None = None, *, like: fx.Node | None = None
+    ) -> fx.Node:
+        """Append `target(*args)`; `like` gives the origin for stack traces. What is made is made on this rank's device."""
+        here = {k: self.device if k == "device" else v for k, v in (kwargs or {}).items()}
+        node = self.graph.call_function(target, args, here)
         if like is not None:
             node.meta.update({k: like.meta[k] for k in ("stack_trace", "nn_module_stack") if k in like.meta})
         return node
@@ -39,18 +51,13 @@ class Emitter:
     def after(self, step: Step, layout: Layout) -> Layout:
         """The layout that `step` leads to; RequestError when it cannot start from `layout`."""
         axis = self._axis(step)
-        before, new = {
-            "all_gather": lambda: (shard(step.arguments[0]), "R"),
-            "slice": lambda: ("R", shard(step.arguments[0])),
-            "reduce_scatter": lambda: ("P(sum)", shard(step.arguments[0])),
-            "all_reduce": lambda: (f"P({step.arguments[0]})", "R"),
-            "all_to_all": lambda: (shard(step.arguments[0]), shard(step.arguments[1])),
-            "keep_first": lambda: ("R", "P(sum)"),
-        }[step.kind]()
+        before, after = _ends(step)
         later = {shard_dim(p) for p in layout[axis + 1 :]}
         if layout[axis] != before or any(isinstance(d, int) and d in later for d in step.arguments):
-            raise RequestError(f"'step' must start from {before} with no later axis on its dims, got {step} at {','.join(layout)}")
-        return (*layout[:axis], new, *layout[axis + 1 :])
+            raise RequestError(
+                f"'step' must start from {before} with no later axis on its dims, got {step} at {','.join(layout)}"
+            )
+        return (*layout[:axis], after, *layout[axis + 1 :])
 
     def step(self, step: Step, x: fx.Node, layout: Layout, value: torch.Tensor) -> fx.Node:
         """Append `step` on local piece `x` of the global tensor `value` that lies in `layout`."""
@@ -129,7 +136,9 @@ class Emitter:
             return x
         return self.call(aten.constant_pad_nd.default, (x, [0, 0] * (rank - 1 - dim) + [0, after - before]))
 
-    def _all_gather(self, x: fx.Node, axis: int, dim: int, shape: Sequence[int], layout: Layout, extra: tuple[int, ...]) -> fx.Node:
+    def _all_gather(
+        self, x: fx.Node, axis: int, dim: int, shape: Sequence[int], layout: Layout, extra: tuple[int, ...]
+    ) -> fx.Node:
         parts, local = self.mesh.shape[axis], [*self._lengths(shape, layout), *extra]
         whole = self._length(shape, dim, self._without(layout, axis))
         piece = -(-whole // parts)
@@ -138,10 +147,13 @@ class Emitter:
         out = self._wait(self.call(c10d.all_gather_into_tensor.default, (self.packed(x), parts, self.groups[axis])))
         return self._cut(self._merge_front(out, parts, dim, local), dim, piece * parts, whole)
 
-    def _reduce_scatter(self, x: fx.Node, axis: int, dim: int, shape: Sequence[int], layout: Layout, extra: tuple[int, ...]) -> fx.Node:
+    def _reduce_scatter(
+        self, x: fx.Node, axis: int, dim: int, shape: Sequence[int], layout: Layout, extra: tuple[int, ...]
+    ) -> fx.Node:
         parts, local = self.mesh.shape[axis], [*self._lengths(shape, layout), *extra]
         whole, piece = local[dim], -(-local[dim] // parts)
-        x = self._split_front(self._padded(x, dim, len(local), whole, piece * parts), parts, dim, [*local[:dim], piece, *local[dim + 1 :]])
+        x = self._padded(x, dim, len(local), whole, piece * parts)
+        x = self._split_front(x, parts, dim, [*local[:dim], piece, *local[dim + 1 :]])
         out = self._wait(self.call(c10d.reduce_scatter_tensor.default, (x, "sum", parts, self.groups[axis])))
         return self._cut(out, dim, piece, chunk_sizes(whole, parts)[self.coordinate[axis]])
 
@@ -177,3 +189,18 @@ class Emitter:
             x = self.call(aten.permute.default, (x, [dim, *range(dim), *range(dim + 1, len(piece) + 1)]))
             x = self.call(aten.reshape.default, (x, [parts * piece[0], *piece[1:]]))
         return self.packed(x) if math.prod(piece) else x
+
+
+def _ends(step: Step) -> tuple[Placement, Placement]:
+    """The placement along its axis that a step starts from, and the one that it leads to."""
+    words = [shard(word) if isinstance(word, int) else f"P({word})" for word in step.arguments]
+    ends: dict[str, tuple[Placement, ...]] = {
+        "all_gather": (*words, REPLICATE),
+        "slice": (REPLICATE, *words),
+        "reduce_scatter": (PARTIAL, *words),
+        "all_reduce": (*words, REPLICATE),
+        "all_to_all": tuple(words),
+        "keep_first": (REPLICATE, PARTIAL),
+    }
+    before, after = ends[step.kind]
+    return before, after

@@ -19,6 +19,7 @@ __all__ = [
     "argument",
     "arguments",
     "emit",
+    "named_arguments",
     "replace",
     "tensor_args",
     "value_of",
@@ -108,6 +109,11 @@ def argument(node: fx.Node, position: int, default: Any = None) -> Any:
     return node.args[position] if len(node.args) > position else default
 
 
+def named_arguments(node: fx.Node) -> dict[str, Any]:
+    """Arguments of a node by the names of its op's schema; absent where the op's default holds."""
+    return dict(zip(_torch.argument_names(node.target), node.args, strict=False)) | dict(node.kwargs)
+
+
 def emit(
     graph: fx.Graph, before: fx.Node, target: Any, args: tuple, like: fx.Node, kwargs: dict[str, Any] | None = None
 ) -> fx.Node:
@@ -115,7 +121,7 @@ def emit(
     with graph.inserting_before(before):
         node = graph.call_function(target, args, kwargs or {})
     values: Any = fx.map_arg((args, kwargs or {}), lambda n: n.meta["val"])
-    with _torch.fake_mode_of(values) or contextlib.nullcontext():
+    with _torch.fake_mode_of((values, like.meta["val"])) or contextlib.nullcontext():
         node.meta["val"] = target(*values[0], **values[1])
     for key in ("nn_module_stack", "fwd_nn_module_stack", "stack_trace", "partitioner_tag"):
         if key in like.meta:

@@ -14,12 +14,12 @@ import torch
 from torch import fx
 
 from ..plans.errors import ReplayError
-from ..plans.layouts import Layout, local_shape
+from ..plans.layouts import REPLICATE, Layout, local_shape
 from ..plans.meshes import Mesh
 from ..plans.plan import Edge, Node
 from ..plans.steps import parse_step
 from .collectives import Emitter
-from .graph import Captured, tensor_args, values_of
+from .graph import Captured, arguments, tensor_args, values_of
 from .lowerings import LOWERINGS
 from .naming import op_name
 
@@ -89,45 +89,40 @@ class LocalProgram:
     needs: Mapping[str, frozenset[int]]
 
 
-def localize(captured: Captured, lookup: Lookup, mesh: Mesh, coordinate: tuple[int, ...], groups: Sequence[str]) -> LocalProgram:
-    """The program of the rank at `coordinate`. `lookup` gives the plan's node of a name; `groups[a]` is the process
-    group of mesh axis `a`. Raises ReplayError when the plan lacks a node."""
-    return _Localizer(captured, lookup, mesh, coordinate, groups).run()
+def localize(
+    captured: Captured,
+    lookup: Lookup,
+    mesh: Mesh,
+    coordinate: tuple[int, ...],
+    groups: Sequence[str],
+    *,
+    device: torch.device | None = None,
+) -> LocalProgram:
+    """The program of the rank at `coordinate`.
+
+    `lookup` gives the plan's node of a name; `groups[a]` is the process group of mesh axis `a`; tensors that the
+    program makes are made on `device` (the CPU by default). Raises ReplayError when the plan lacks a node or does not
+    fit the program.
+    """
+    return _Localizer(captured, lookup, mesh, Emitter(fx.Graph(), mesh, coordinate, groups, device)).run()
 
 
 class _Localizer:
-    def __init__(self, captured: Captured, lookup: Lookup, mesh: Mesh, coordinate: tuple[int, ...], groups: Sequence[str]) -> None:
-        self.captured, self.lookup, self.mesh, self.coordinate = captured, lookup, mesh, coordinate
-        self.emitter = Emitter(fx.Graph(), mesh, coordinate, groups)
+    def __init__(self, captured: Captured, lookup: Lookup, mesh: Mesh, emitter: Emitter) -> None:
+        self.captured, self.lookup, self.mesh, self.emitter = captured, lookup, mesh, emitter
         self.local: dict[fx.Node, fx.Node] = {}
         self.layouts: dict[tuple[fx.Node, int], Layout] = {}
         self.done: dict[tuple, fx.Node] = {}
         self.constants: dict[str, torch.Tensor] = {}
-        self.backward: set[fx.Node] = set()
 
     def run(self) -> LocalProgram:
-        captured = self.captured
+        captured, graph = self.captured, self.emitter.graph
         for node in captured.graph.nodes:
             if node.op in ("placeholder", "get_attr"):
                 self._enter(node)
-        gradients: dict[str, fx.Node] = {}
-        of: dict[fx.Node, list[str]] = {}
-        for name, node in captured.grads.items():
-            of.setdefault(node, []).append(name)
-        for phase in (False, True):
-            for node in captured.graph.nodes:
-                if node.op == "call_function" and (node in captured.backward) == phase:
-                    self._op(node, phase)
-                    if phase:  # a gradient is reduced as soon as it is there, so that its whole does not stay alive
-                        gradients |= {name: self._result(node, f"{name}::gradient") for name in of.get(node, ())}
-            if not phase:
-                outputs = {i: self._result(n, f"output.{i}::output") for i, n in enumerate(captured.outputs) if n is not None}
-                mutations = {k: self._result(n, f"{k}::update") for k, n in captured.mutations.items()}
-                boundary = set(self.emitter.graph.nodes)
-        for name, node in captured.grads.items():
-            if name not in gradients:
-                gradients[name] = self._result(node, f"{name}::gradient")
-        graph = self.emitter.graph
+        outputs, mutations = self._forward()
+        boundary = set(graph.nodes)
+        gradients = self._backward()
         graph.output((*outputs.values(), *mutations.values(), *gradients.values()))
         return LocalProgram(
             graph=graph,
@@ -141,32 +136,63 @@ class _Localizer:
             needs={name: _tangents_of(node, captured) for name, node in captured.grads.items()},
         )
 
+    def _forward(self) -> tuple[dict[int, fx.Node], dict[str, fx.Node]]:
+        """Outputs by index and mutations by name."""
+        captured = self.captured
+        for node in captured.ops():
+            if node not in captured.backward:
+                self._op(node, False)
+        outputs = {i: self._result(n, f"output.{i}::output") for i, n in enumerate(captured.outputs) if n is not None}
+        mutations = {name: self._result(n, f"{name}::update") for name, n in captured.mutations.items()}
+        return outputs, mutations
+
+    def _backward(self) -> dict[str, fx.Node]:
+        """Gradients by name. One is reduced as soon as it is there, so that its whole does not stay alive."""
+        captured = self.captured
+        names: dict[fx.Node, list[str]] = {}
+        for name, node in captured.grads.items():
+            names.setdefault(node, []).append(name)
+        gradients: dict[str, fx.Node] = {}
+        for node in captured.ops():
+            if node in captured.backward:
+                self._op(node, True)
+                gradients |= {name: self._result(node, f"{name}::gradient") for name in names.get(node, ())}
+        for name, node in captured.grads.items():
+            if name not in gradients:
+                gradients[name] = self._result(node, f"{name}::gradient")
+        return gradients
+
     def _enter(self, node: fx.Node) -> None:
         name = self.captured.names[node]
         if node.op == "get_attr":
             self.constants[str(node.target)] = getattr(self.captured.module, str(node.target))
             self.local[node] = self.emitter.graph.get_attr(str(node.target))
-            self.layouts[node, 0] = ("R",) * self.mesh.ndim
+            self.layouts[node, 0] = (REPLICATE,) * self.mesh.ndim
             return
         self.local[node] = self.emitter.graph.placeholder(node.name)
-        if values_of(node)[0] is not None:
-            self.layouts[node, 0] = self.lookup(name).outputs[0]  # type: ignore[assignment]
+        layout = self.lookup(name).outputs[0] if values_of(node)[0] is not None else None
+        if layout is not None:
+            self.layouts[node, 0] = layout
 
     def _op(self, node: fx.Node, backward: bool) -> None:
         if op_name(node) == "getitem":
-            source, index = node.args
-            self.local[node] = self.emitter.call(node.target, (self.local[source], index), like=node)  # type: ignore[index]
+            source, index = arguments(node)
+            self.local[node] = self.emitter.call(node.target, (self.local[source], index), like=node)
             if (source, index) in self.layouts:
-                self.layouts[node, 0] = self.layouts[source, index]  # type: ignore[index]
+                self.layouts[node, 0] = self.layouts[source, index]
             return
         name = self.captured.names[node]
         plan = self.lookup(name)
         inputs = tensor_args(node)
         if len(plan.inputs) != len(inputs) or plan.op != op_name(node):
-            raise ReplayError(f"'plan' must fit the model, got {plan.op} with {len(plan.inputs)} inputs for {name}; plan again")
+            raise ReplayError(
+                f"'plan' must fit the model, got {plan.op} with {len(plan.inputs)} inputs for {name}; plan again"
+            )
         pieces = iter([self._moved(n, edge, backward, name) for n, edge in zip(inputs, plan.inputs, strict=True)])
         whole = set(inputs)
-        args, kwargs = fx.map_arg((node.args, node.kwargs), lambda n: next(pieces) if n in whole else self.local[n])  # type: ignore[misc]
+        read = (node.args, node.kwargs)
+        moved: Any = fx.map_arg(read, lambda n: next(pieces) if n in whole else self.local[n])
+        args, kwargs = moved
         ins = [edge.layout for edge in plan.inputs]
         if plan.rule:
             self.local[node] = LOWERINGS[plan.rule](self.emitter, node, args, kwargs, ins, plan.outputs)
@@ -177,7 +203,7 @@ class _Localizer:
                 self.layouts[node, index] = layout
 
     def _moved(self, node: fx.Node, edge: Edge, backward: bool, reader: str) -> fx.Node:
-        """`node` brought to the layout of `edge` by its steps; equal beginnings of equal ways are walked once per phase."""
+        """`node` brought to the layout of `edge` by its steps; common beginnings of ways are walked once per phase."""
         layout, at = self.layouts[node, 0], self.local[node]
         value = values_of(node)[0]
         assert value is not None
@@ -191,8 +217,9 @@ class _Localizer:
                 self.done[key] = self.emitter.step(step, at, layout, value)
             at, layout = self.done[key], after
         if layout != edge.layout and not _same_on_mesh(layout, edge.layout, self.mesh):
+            start, end = ",".join(self.layouts[node, 0]), ",".join(edge.layout or ())
             raise ReplayError(
-                f"'plan' must lead {edge.source} from {','.join(self.layouts[node, 0])} to {','.join(edge.layout or ())} for {reader}, "
+                f"'plan' must lead {edge.source} from {start} to {end} for {reader}, "
                 f"got steps {list(edge.steps)}; plan again"
             )
         return at
@@ -201,10 +228,13 @@ class _Localizer:
         return self._moved(node, self.lookup(name).inputs[0], name.endswith("gradient"), name)
 
 
-def local_op(emitter: Emitter, node: fx.Node, args: tuple, kwargs: dict[str, Any], outs: Sequence[Layout | None]) -> fx.Node:
-    """Append the op of `node` on local pieces."""
+def local_op(
+    emitter: Emitter, node: fx.Node, args: tuple, kwargs: dict[str, Any], outs: Sequence[Layout | None]
+) -> fx.Node:
+    """Append the op of `node` on local pieces, its outputs in the layouts `outs`."""
     if op_name(node) in _PACKED:
-        args, kwargs = fx.map_arg((args, kwargs), emitter.packed)  # type: ignore[misc]
+        packed: Any = fx.map_arg((args, kwargs), emitter.packed)
+        args, kwargs = packed
     return emitter.call(node.target, shaped(node, args, outs, emitter.mesh, emitter.coordinate), kwargs, like=node)
 
 

@@ -21,13 +21,18 @@ class PlanLookup:
         self._blocks = [block.pattern.removesuffix("*") for block in plan.model.blocks]
 
     def __call__(self, name: str) -> Node:
-        """The plan's node `name`; a parameter, buffer or input counts as one without inputs. ReplayError when there is none."""
+        """The plan's node `name`; a parameter, buffer or input counts as one without inputs.
+
+        Raises ReplayError when there is none.
+        """
         for key in self._keys(name):
             if key in self._nodes:
                 return self._nodes[key]
         layout = self.layout(name)
         if layout is None:
-            raise ReplayError(f"'plan' must say how to run every op of the model, got no entry for {name}; plan this model again")
+            raise ReplayError(
+                f"'plan' must say how to run every op of the model, got no entry for {name}; plan this model again"
+            )
         return Node(name=name, op="tensor", outputs=(layout,), inputs=(), rule="", time_s=0.0, count=1)
 
     def layout(self, name: str) -> Layout | None:

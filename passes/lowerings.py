@@ -1,6 +1,6 @@
 """Local programs of ops that need more than the op itself on local pieces: the dim they work along is split.
 
-sharded_rows      embedding rows split: look up what is here, zero elsewhere (a partial sum); its backward keeps own rows
+sharded_rows      embedding rows split: look up what is here, zero elsewhere (a partial sum); backward keeps own rows
 sharded_gather    gather along a split dim: likewise a partial sum
 sharded_scatter   scatter a constant along a split dim: write what falls here
 sharded_softmax   softmax, log-softmax and their backwards along a split dim: maximum and sum are reduced over the axis
@@ -36,20 +36,29 @@ def _here(emit: Emitter, index: fx.Node, start: int, length: int) -> tuple[fx.No
 
 
 def _sharded_rows(emit: Emitter, node: fx.Node, args: Any, kwargs: Any, ins: Any, outs: Any) -> fx.Node:
-    if op_name(node) == "embedding":
-        weight = value_of(tensor_args(node)[0])
-        start, length = emit.offset(weight.shape, 0, ins[0])
-        index, inside = _here(emit, args[1], start, length)
-        rows = emit.call(aten.embedding.default, (args[0], index))
-        return emit.call(aten.where.self, (emit.call(aten.unsqueeze.default, (inside, -1)), rows, _zero(emit, value_of(node))))
-    # The backward: an index outside of this rank's rows adds nothing, its gradient is zeroed first.
+    if op_name(node) != "embedding":
+        return _sharded_rows_backward(emit, node, args, outs)
+    weight = value_of(tensor_args(node)[0])
+    start, length = emit.offset(weight.shape, 0, ins[0])
+    index, inside = _here(emit, args[1], start, length)
+    rows = emit.call(aten.embedding.default, (args[0], index))
+    return _rows_where(emit, inside, rows, value_of(node))
+
+
+def _sharded_rows_backward(emit: Emitter, node: fx.Node, args: Any, outs: Any) -> fx.Node:
+    """An index outside of this rank's rows adds nothing: its gradient is zeroed first."""
     start, length = emit.offset(value_of(node).shape, 0, outs[0])
-    grad, index, _, padding, scale = (*args, False)[:5] if len(args) == 4 else args[:5]
+    grad, index, _, padding, scale = args
     here, inside = _here(emit, index, start, length)
     if padding >= 0:
         inside = emit.call(aten.logical_and.default, (inside, emit.call(aten.ne.Scalar, (index, padding))))
-    kept = emit.call(aten.where.self, (emit.call(aten.unsqueeze.default, (inside, -1)), grad, _zero(emit, value_of(node))))
+    kept = _rows_where(emit, inside, grad, value_of(node))
     return emit.call(aten.embedding_dense_backward.default, (kept, here, length, -1, scale))
+
+
+def _rows_where(emit: Emitter, inside: fx.Node, rows: fx.Node, like: torch.Tensor) -> fx.Node:
+    """Rows whose index is `inside`, zero elsewhere."""
+    return emit.call(aten.where.self, (emit.call(aten.unsqueeze.default, (inside, -1)), rows, _zero(emit, like)))
 
 
 def _zero(emit: Emitter, value: torch.Tensor) -> fx.Node:
@@ -66,7 +75,7 @@ def _sharded_gather(emit: Emitter, node: fx.Node, args: Any, kwargs: Any, ins: A
 
 
 def _sharded_scatter(emit: Emitter, node: fx.Node, args: Any, kwargs: Any, ins: Any, outs: Any) -> fx.Node:
-    """Write the constant where the index falls here: an index elsewhere is sent to a spare last place, cut off after."""
+    """Write the constant where the index falls here: an index elsewhere goes to a spare last place, cut off after."""
     x = value_of(tensor_args(node)[0])
     dim = args[1] % x.dim()
     start, length = emit.offset(x.shape, dim, ins[0])
@@ -104,7 +113,9 @@ def _sharded_softmax(emit: Emitter, node: fx.Node, args: Any, kwargs: Any, ins: 
     return emit.call(aten.div.Tensor, (power, total(power)))
 
 
-def _softmax_backward(emit: Emitter, node: fx.Node, args: Any, total: Callable[[fx.Node], fx.Node], *, log: bool) -> fx.Node:
+def _softmax_backward(
+    emit: Emitter, node: fx.Node, args: Any, total: Callable[[fx.Node], fx.Node], *, log: bool
+) -> fx.Node:
     grad, output = args[0], args[1]
     if log:
         spread = emit.call(aten.mul.Tensor, (emit.call(aten.exp.default, (output,)), total(grad)))

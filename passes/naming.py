@@ -12,7 +12,7 @@ from collections import Counter
 import torch
 from torch import fx
 
-from .graph import Captured
+from .graph import Captured, named_arguments
 
 __all__ = ["block_name", "draws_random", "name_nodes", "op_name"]
 
@@ -33,8 +33,7 @@ def draws_random(node: fx.Node) -> bool:
         return False
     if "scaled_dot_product" not in op_name(node):
         return True
-    names = [argument.name for argument in node.target._schema.arguments]  # type: ignore[union-attr]
-    return bool({**dict(zip(names, node.args, strict=False)), **node.kwargs}.get("dropout_p", 0.0))
+    return bool(named_arguments(node).get("dropout_p", 0.0))
 
 
 def name_nodes(captured: Captured) -> None:
@@ -56,7 +55,10 @@ def name_nodes(captured: Captured) -> None:
 
 
 def block_name(name: str) -> str | None:
-    """The outermost numbered module that a node lies in: `layers.3` of `layers.3.attention.wq::einsum.0`; None outside of any."""
+    """The outermost numbered module that a node lies in: `layers.3` of `layers.3.attention.wq::einsum.0`.
+
+    None outside of any.
+    """
     match = re.match(r"(?:[^:.]+\.)*?\d+(?=[.:])", name)
     return match.group() if match else None
 

@@ -19,8 +19,8 @@ import networkx as nx
 import torch
 from torch import fx
 
-from .canonical import VIEWS, emit
-from .graph import Captured, values_of
+from .canonical import VIEWS
+from .graph import Captured, emit, values_of
 from .naming import draws_random, op_name
 
 __all__ = ["RECOMPUTE", "Recompute", "recompute"]

@@ -15,45 +15,59 @@ from torch import fx
 from ..plans.errors import CheckError
 from ..plans.layouts import Layout, is_partial, local_range, shard_dim
 from ..plans.meshes import Mesh
+from . import _torch
 
 __all__ = ["assemble", "piece", "run_ranks"]
 
-_COLLECTIVES = {"all_reduce", "all_gather_into_tensor", "reduce_scatter_tensor", "all_to_all_single"}
+# A rank's next collective: its kind, this rank's piece, the other arguments, the group last.
 Request = tuple[str, torch.Tensor, tuple]
+Rank = Generator[Request, Any, tuple]
 
 
 def run_ranks(
     graphs: Sequence[fx.Graph], inputs: Sequence[Sequence[Any]], mesh: Mesh, constants: Mapping[str, torch.Tensor]
 ) -> list[tuple]:
-    """Results of every rank's graph on its `inputs`. `graphs[r]` was localised with groups named 'axis:a'."""
+    """Results of every rank's graph on its `inputs`. `graphs[r]` was localised with groups named 'axis:a'.
+
+    Raises CheckError when ranks of one group wait for different collectives, or one ends while others wait.
+    """
     ranks = [_run(graph, list(given), constants) for graph, given in zip(graphs, inputs, strict=True)]
-    results: list[Any] = [None] * len(ranks)
-    waiting: dict[int, Request] = {}
-    # Every rank draws the numbers that one device would: each starts from the same generator state.
-    state, states = torch.random.get_rng_state(), {}
+    lockstep = _Lockstep(ranks)
     for rank in range(len(ranks)):
-        _advance(rank, None, ranks, waiting, results, states, state)
-    while waiting:
-        if len(waiting) < len(ranks):
-            raise CheckError(f"ranks {sorted(set(range(len(ranks))) - set(waiting))} ended while others wait for {waiting[min(waiting)][0]}")
-        answers = _carry_out(waiting, mesh)
-        for rank, answer in answers.items():
-            _advance(rank, answer, ranks, waiting, results, states, state)
-    torch.random.set_rng_state(states[0])
-    return results
+        lockstep.advance(rank, None)
+    while lockstep.waiting:
+        waiting = dict(lockstep.waiting)
+        ended = sorted(set(range(len(ranks))) - set(waiting))
+        if ended:
+            first = min(waiting)
+            raise CheckError(f"ranks {ended} ended while others wait: rank {first} for {waiting[first][0]}")
+        for rank, answer in _carry_out(waiting, mesh).items():
+            lockstep.advance(rank, answer)
+    torch.random.set_rng_state(lockstep.states[0])
+    return lockstep.results
 
 
-def _advance(rank: int, answer: Any, ranks: Sequence[Generator], waiting: dict, results: list, states: dict, state: Any) -> None:
-    torch.random.set_rng_state(states.get(rank, state))
-    try:
-        waiting[rank] = ranks[rank].send(answer)
-    except StopIteration as stop:
-        waiting.pop(rank, None)
-        results[rank] = stop.value
-    states[rank] = torch.random.get_rng_state()
+class _Lockstep:
+    """The ranks and where each stands. Each draws the numbers that one device would: all start from one state."""
+
+    def __init__(self, ranks: Sequence[Rank]) -> None:
+        self.ranks = ranks
+        self.results: list[Any] = [None] * len(ranks)
+        self.waiting: dict[int, Request] = {}
+        self.states = dict.fromkeys(range(len(ranks)), torch.random.get_rng_state())
+
+    def advance(self, rank: int, answer: Any) -> None:
+        """Run `rank` until its next collective, or to its end."""
+        torch.random.set_rng_state(self.states[rank])
+        try:
+            self.waiting[rank] = self.ranks[rank].send(answer)
+        except StopIteration as stop:
+            self.waiting.pop(rank, None)
+            self.results[rank] = stop.value
+        self.states[rank] = torch.random.get_rng_state()
 
 
-def _run(graph: fx.Graph, given: list[Any], constants: Mapping[str, torch.Tensor]) -> Generator[Request, torch.Tensor, tuple]:
+def _run(graph: fx.Graph, given: list[Any], constants: Mapping[str, torch.Tensor]) -> Rank:
     env: dict[fx.Node, Any] = {}
     last = {n: node for node in graph.nodes for n in node.all_input_nodes}
     feed = iter(given)
@@ -63,13 +77,15 @@ def _run(graph: fx.Graph, given: list[Any], constants: Mapping[str, torch.Tensor
         elif node.op == "get_attr":
             env[node] = constants[node.target]
         elif node.op == "output":
-            return fx.map_arg(node.args[0], lambda n: env[n])  # type: ignore[return-value]
+            results: Any = fx.map_arg(node.args[0], lambda n: env[n])
+            return results
         else:
-            args, kwargs = fx.map_arg((node.args, node.kwargs), lambda n: env[n])  # type: ignore[misc]
-            name = getattr(node.target, "_opname", "")
-            if name in _COLLECTIVES:
-                env[node] = yield name, args[0], tuple(args[1:])
-            elif name == "wait_tensor":
+            held: Any = fx.map_arg((node.args, node.kwargs), lambda n: env[n])
+            args, kwargs = held
+            kind = _torch.COLLECTIVES.get(node.target)
+            if kind is not None:
+                env[node] = yield kind, args[0], tuple(args[1:])
+            elif node.target is _torch.functional.wait_tensor.default:
                 env[node] = args[0]
             else:
                 env[node] = node.target(*args, **kwargs)
@@ -84,20 +100,25 @@ def _carry_out(waiting: Mapping[int, Request], mesh: Mesh) -> dict[int, torch.Te
     for rank, (kind, _, rest) in waiting.items():
         if rank in answers:
             continue
-        axis = int(rest[-1].split(":")[1])
-        group = mesh.group(axis, mesh.coordinate(rank))
+        group = mesh.group(int(rest[-1].split(":")[1]), mesh.coordinate(rank))
         for other in group:
-            if waiting[other][0] != kind or waiting[other][2] != rest:
-                raise CheckError(f"rank {rank} waits for {kind}{rest} of its group while rank {other} waits for {waiting[other][0]}")
+            its_kind, _, its_rest = waiting[other]
+            if (its_kind, its_rest) != (kind, rest):
+                raise CheckError(
+                    f"ranks of a group must wait for one collective, got {kind}{rest} on rank {rank} and "
+                    f"{its_kind}{its_rest} on rank {other}"
+                )
         pieces = [waiting[other][1] for other in group]
-        if len({tuple(p.shape) for p in pieces}) != 1:
-            raise CheckError(f"{kind} over ranks {group} must have equal pieces, got {[tuple(p.shape) for p in pieces]}")
+        if len({(tuple(p.shape), p.dtype) for p in pieces}) != 1:
+            shapes = [(tuple(p.shape), str(p.dtype)) for p in pieces]
+            raise CheckError(f"{kind} over ranks {group} must have equal pieces, got {shapes}")
         for index, other in enumerate(group):
             answers[other] = _collective(kind, pieces, index, rest)
     return answers
 
 
 def _collective(kind: str, pieces: Sequence[torch.Tensor], index: int, rest: tuple) -> torch.Tensor:
+    """What the rank at `index` of a group gets."""
     if kind == "all_gather_into_tensor":
         return torch.cat(list(pieces))
     if kind == "all_to_all_single":
@@ -116,22 +137,36 @@ def piece(tensor: torch.Tensor, layout: Layout, mesh: Mesh, coordinate: tuple[in
     return tensor.clone(memory_format=torch.contiguous_format)
 
 
-def assemble(pieces: Sequence[torch.Tensor], shape: Sequence[int], layout: Layout, mesh: Mesh, what: str) -> torch.Tensor:
-    """The global tensor of every rank's piece; CheckError when copies that should be equal are not."""
+def assemble(
+    pieces: Sequence[torch.Tensor], shape: Sequence[int], layout: Layout, mesh: Mesh, what: str
+) -> torch.Tensor:
+    """The global tensor of `shape` (elements) of every rank's piece, in rank order.
+
+    Raises CheckError, which names `what`, when a piece has another shape than `layout` says, when a sum is pending,
+    and when copies that should be equal are not.
+    """
     if any(is_partial(p) for p in layout):
         raise CheckError(f"{what} must not be left as a partial sum, got {','.join(layout)}")
     whole = pieces[0].new_empty(tuple(shape))
     seen: dict[tuple, torch.Tensor] = {}
     for coordinate, part in zip(mesh.coordinates(), pieces, strict=True):
         place = tuple(local_range(n, d, layout, mesh.shape, coordinate) for d, n in enumerate(shape))
-        if tuple(part.shape) != tuple(length for _, length in place):
-            raise CheckError(f"{what} must have a piece of shape {[n for _, n in place]} at {coordinate}, got {tuple(part.shape)}")
+        lengths = tuple(length for _, length in place)
+        if tuple(part.shape) != lengths:
+            raise CheckError(f"{what} must have a piece of shape {lengths} at {coordinate}, got {tuple(part.shape)}")
         key = tuple(i if shard_dim(p) is not None else 0 for i, p in zip(coordinate, layout, strict=True))
-        if key in seen and not torch.equal(seen[key], part) and not torch.allclose(seen[key], part, rtol=1e-12, atol=0, equal_nan=True):
-            raise CheckError(f"{what} must be equal on devices that hold copies of it, got different values at {coordinate}")
+        if key in seen and not _agree(seen[key], part):
+            raise CheckError(
+                f"{what} must be equal on devices that hold copies of it, got different values at {coordinate}"
+            )
         seen[key] = part
         view = whole
         for dim, (start, length) in enumerate(place):
             view = view.narrow(dim, start, length)
         view.copy_(part)
     return whole
+
+
+def _agree(left: torch.Tensor, right: torch.Tensor) -> bool:
+    inexact = left.is_floating_point() or left.is_complex()
+    return torch.equal(left, right) or (inexact and torch.allclose(left, right, rtol=1e-12, atol=0, equal_nan=True))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import operator
 from typing import Any
 
 import torch
@@ -41,11 +42,15 @@ def split(program: LocalProgram) -> Halves:
     count = len(program.outputs) + len(program.mutations)
     results, gradients = ends[:count], ends[count:]
     first = {n for n in nodes if n.op != "output" and n not in program.backward and n not in tangents}
-    saved = list(dict.fromkeys(i for n in nodes if n in program.backward for i in n.all_input_nodes if i in first and i.op != "get_attr"))
-    saved += [g for g in dict.fromkeys(gradients) if g in first and g not in saved and g.op != "get_attr"]
+    # What is saved is a tensor: one of several results of an op is taken from them before.
+    first |= {n for n in nodes if n.target is operator.getitem and n.args[0] in first}
+    later = [n for n in nodes if n not in first and n in program.backward]
+    read = [i for n in later for i in n.all_input_nodes]
+    saved = [n for n in dict.fromkeys((*read, *gradients)) if n in first and n.op != "get_attr"]
     position = {n: i for i, n in enumerate(sources)}
     forward = _graph([n for n in nodes if n in first], sources, (*results, *saved))
-    backward = _graph([n for n in nodes if n in program.backward or n.op == "get_attr"], [*saved, *tangents], tuple(gradients))
+    constants = [n for n in nodes if n.op == "get_attr"]
+    backward = _graph([*constants, *later], [*saved, *tangents], tuple(gradients))
     return Halves(
         program=program,
         forward=_module(program, forward),
@@ -68,7 +73,7 @@ def _graph(body: list[fx.Node], inputs: list[fx.Node], outputs: tuple[fx.Node, .
 
 
 def _must_stay(node: fx.Node) -> bool:
-    """Collectives and random draws stay even where their result is not used: other ranks and later draws rely on them."""
+    """Collectives and random draws stay even where nothing reads them: other ranks and later draws rely on them."""
     if node.op in ("placeholder", "output"):
         return True
     name = getattr(node.target, "namespace", "")
@@ -78,5 +83,8 @@ def _must_stay(node: fx.Node) -> bool:
 def _module(program: LocalProgram, graph: fx.Graph) -> fx.GraphModule:
     root = torch.nn.Module()
     for name, value in program.constants.items():
-        root.register_buffer(name, value, persistent=False) if isinstance(value, torch.Tensor) else setattr(root, name, value)
+        if isinstance(value, torch.Tensor):
+            root.register_buffer(name, value, persistent=False)
+        else:
+            setattr(root, name, value)
     return fx.GraphModule(root, graph)

@@ -1,4 +1,7 @@
-"""Every private name of PyTorch that this room uses, tested with torch 2.13 and held by tests/planner/test_torch_names.py."""
+"""Every private name of PyTorch that this room uses.
+
+Tested with torch 2.13; tests/planner/test_torch_names.py names each of them.
+"""
 
 from __future__ import annotations
 
@@ -6,17 +9,33 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+from torch._ops import OpOverload
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
 from torch.distributed.tensor._op_schema import OpSchema, OpSpec, OpStrategy, RuntimeSchemaInfo, TupleStrategy
 from torch.distributed.tensor.placement_types import Partial, Placement
-from torch.utils import _pytree as pytree
+from torch.utils._pytree import tree_map_only
 
-__all__ = ["dtensor_rules"]
+__all__ = ["dtensor_rules", "is_aten", "overload_of", "spelled"]
 
 # One placement per output, then one per tensor input; None where there is no tensor.
 RawRule = list["str | None"]
+
+
+def is_aten(op: Any) -> bool:
+    """Whether `op` is one of PyTorch's own."""
+    return isinstance(op, OpOverload) and op.namespace in ("aten", "prims")
+
+
+def overload_of(op: Any) -> str:
+    """The overload of an op: Tensor of aten.add.Tensor; empty for a Python function."""
+    return op._overloadname if isinstance(op, OpOverload) else ""
+
+
+def spelled(op: Any) -> str:
+    """An op as its users write it: aten::add, mylib::combine."""
+    return op._schema.name if isinstance(op, OpOverload) else getattr(op, "__name__", str(op))
 
 
 def dtensor_rules(op: Any, args: tuple, kwargs: dict[str, Any], outputs: int, size: int) -> list[RawRule] | None:
@@ -27,24 +46,32 @@ def dtensor_rules(op: Any, args: tuple, kwargs: dict[str, Any], outputs: int, si
     propagator = DTensor._op_dispatcher.sharding_propagator
     single = propagator.op_single_dim_strategy_funcs.get(op)
     if single is not None:
-        metas = pytree.tree_map_only(torch.Tensor, _meta, (args, kwargs))
+        metas = tree_map_only(torch.Tensor, _meta, (args, kwargs))
         rows = [list(row) for row in single.func(op, *metas)]
         return [texts for row in rows if (texts := _texts(row)) is not None]
     strategy = propagator.op_strategy_funcs.get(op)
     if strategy is None:
         return None
-    return _from_strategy(strategy, propagator.op_to_schema_info.get(op), op, args, kwargs, outputs, size)
+    schema = _schema(op, args, kwargs, size, propagator.op_to_schema_info.get(op))
+    try:
+        found: Any = strategy(schema)
+        specs = found.strategies
+    except (IndexError, AssertionError, NotImplementedError, RuntimeError, TypeError, AttributeError):
+        return None  # a rule that cannot look at several layouts at once is no rule for us: the op is refused by name
+    return _rows(specs, outputs)
 
 
 def _meta(tensor: torch.Tensor) -> TensorMeta:
     return TensorMeta(tensor.shape, tensor.stride(), tensor.dtype)
 
 
-def _from_strategy(strategy: Any, info: Any, op: Any, args: tuple, kwargs: dict, outputs: int, size: int) -> list[RawRule] | None:
+def _schema(op: Any, args: tuple, kwargs: dict[str, Any], size: int, info: RuntimeSchemaInfo | None) -> OpSchema:
+    """The call as DTensor's rules take it: every tensor in each layout that it can have on one axis."""
     mesh = DeviceMesh("cpu", torch.arange(size), _init_backend=False, _rank=0)
 
     def options(tensor: torch.Tensor) -> OpStrategy:
-        placements: list[Placement] = [Replicate(), *(Shard(d) for d in range(tensor.dim()) if tensor.shape[d] >= size), Partial()]
+        shards = [Shard(d) for d in range(tensor.dim()) if tensor.shape[d] >= size]
+        placements: list[Placement] = [Replicate(), *shards, Partial()]
         return OpStrategy([OpSpec(DTensorSpec(mesh, (p,), tensor_meta=_meta(tensor))) for p in placements])
 
     def wrap(value: Any) -> Any:
@@ -54,16 +81,18 @@ def _from_strategy(strategy: Any, info: Any, op: Any, args: tuple, kwargs: dict,
             return TupleStrategy([options(v) for v in value])
         return value
 
-    schema = OpSchema(op, tuple(wrap(a) for a in args), {k: wrap(v) for k, v in kwargs.items()}, info or RuntimeSchemaInfo())
-    try:
-        specs = strategy(schema).strategies
-    except (IndexError, AssertionError, NotImplementedError, RuntimeError, TypeError, AttributeError):
-        return None  # a rule that cannot look at several layouts at once is no rule for us: the op is refused by name
-    found = []
+    return OpSchema(
+        op, tuple(wrap(a) for a in args), {k: wrap(v) for k, v in kwargs.items()}, info or RuntimeSchemaInfo()
+    )
+
+
+def _rows(specs: Sequence[OpSpec], outputs: int) -> list[RawRule]:
+    found: list[RawRule] = []
     for spec in specs:
-        outs = spec.output_specs if isinstance(spec.output_specs, (tuple, list)) else [spec.output_specs]
-        row = [*(o.placements[0] if o is not None else None for o in outs), *(s.placements[0] for s in spec.input_specs or [])]
-        texts = _texts(row)
+        outs: Any = spec.output_specs
+        outs = outs if isinstance(outs, (tuple, list)) else [outs]
+        ins = [s.placements[0] for s in spec.input_specs or []]
+        texts = _texts([*(o.placements[0] if o is not None else None for o in outs), *ins])
         if texts is not None and len(outs) == outputs and texts not in found:
             found.append(texts)
     return found

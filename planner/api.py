@@ -28,7 +28,7 @@ from .solver import Progress, solve
 from .timeline import Timeline
 from .write import model_of, write_plan
 
-__all__ = ["Draft", "draft", "plan", "solve_within", "usual_mesh"]
+__all__ = ["Draft", "draft", "plan", "plan_draft", "solve_within", "usual_mesh"]
 
 LossFunction = Callable[[Any], torch.Tensor]
 
@@ -102,16 +102,32 @@ def plan(
 
     Raises RequestError (a CaptureError when the model cannot be captured as it is) or Infeasible.
     """
+    prepared, solution = plan_draft(
+        model, args, kwargs, cluster=cluster, mesh=mesh, loss=loss, constraints=constraints, optimizer=optimizer,
+        compiled=compiled, recompute=recompute, memory_limit_bytes=memory_limit_bytes, replicate=replicate, name=name,
+        time_limit_s=time_limit_s, gap=gap, solver=solver, on_progress=on_progress,
+    )  # fmt: skip
+    return prepared.write(solution)
+
+
+def plan_draft(
+    model: nn.Module,
+    args: Sequence[Any] = (),
+    kwargs: dict[str, Any] | None = None,
+    *,
+    recompute: Recompute | Literal["auto"] = "auto",
+    time_limit_s: float = 60.0,
+    gap: float = 1e-3,
+    solver: str = "highs",
+    on_progress: Progress | None = None,
+    **request: Any,
+) -> tuple[Draft, Solution]:
+    """What `plan` writes, before it is written; arguments as for `plan`."""
     modes: Sequence[Recompute] = ("pointwise", "block") if recompute == "auto" else (recompute,)
     for mode in modes:
-        prepared = draft(
-            model, args, kwargs, cluster=cluster, mesh=mesh, loss=loss, constraints=constraints, optimizer=optimizer,
-            compiled=compiled, recompute=mode, memory_limit_bytes=memory_limit_bytes, replicate=replicate, name=name,
-            on_progress=on_progress,
-        )  # fmt: skip
+        prepared = draft(model, args, kwargs, recompute=mode, on_progress=on_progress, **request)
         try:
-            solution = solve_within(prepared, time_limit_s=time_limit_s, gap=gap, solver=solver, on_progress=on_progress)
-            return prepared.write(solution)
+            return prepared, solve_within(prepared, time_limit_s=time_limit_s, gap=gap, solver=solver, on_progress=on_progress)
         except Infeasible:
             if mode == modes[-1]:
                 raise

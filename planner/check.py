@@ -23,7 +23,18 @@ from ..passes.trees import flatten, flatten_call
 from ..plans.layouts import Layout
 from ..plans.plan import Plan
 
-__all__ = ["CheckReport", "Difference", "Record", "check_plan", "default_loss", "tolerance_of", "train"]
+__all__ = [
+    "EPS",
+    "CheckReport",
+    "Difference",
+    "Record",
+    "check_plan",
+    "compare",
+    "default_loss",
+    "in_float64",
+    "tolerance_of",
+    "train",
+]
 
 LossFunction = Callable[[Any], torch.Tensor]
 # AdamW's eps: large enough that the rounding of a gradient that is zero in exact arithmetic is not blown up by 1/sqrt(v).
@@ -81,6 +92,18 @@ def tolerance_of(captured: Captured) -> float:
     seen |= {s.dtype for s in captured.sources.values()}
     wide = {torch.complex64: torch.float32, torch.complex128: torch.float64}
     return max((_TOLERANCE.get(wide.get(d, d), 0.0) for d in seen), default=1e-10)
+
+
+def in_float64(model: nn.Module, args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[nn.Module, tuple, dict[str, Any]]:
+    """A copy of a model and its inputs with float64 for float32, where the model is float32 throughout."""
+    held = [t for t in (*model.parameters(), *model.buffers()) if t.is_floating_point() or t.is_complex()]
+    model, args, kwargs = copy.deepcopy((model, tuple(args), dict(kwargs)))
+    if any(t.dtype != torch.float32 for t in held):
+        return model, args, kwargs
+    tensors, tree = flatten((args, kwargs), what="input")
+    wide = [t.detach().double().requires_grad_(t.requires_grad) if t.dtype == torch.float32 else t for t in tensors]
+    args, kwargs = tree.build(wide)
+    return model.double(), args, kwargs
 
 
 def train(model: nn.Module, args: Sequence[Any], kwargs: dict[str, Any], loss: LossFunction, *, steps: int, seed: int) -> Record:

@@ -2,13 +2,15 @@
 
 One decision per class of nodes (planner/folding.py), one cost matrix per pair of classes that exchange a tensor. A value
 with several readers in a phase gets a *hub*, a decision of its own, so that one redistribution can serve them all.
-Gathers of parameters and reductions of gradients can hide behind the compute of their phase: they are overlaps.
+The gather of a parameter can hide behind as much compute as its reader does, started that much ahead; the reduction of a
+gradient behind as much as the op that made it. What does not fit there is exposed. (Ops of a model that gather much also
+compute much, so that op by op or summed over the phase comes to the same; op by op it is a cost of pairs and stays exact.)
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -23,14 +25,14 @@ from ..plans.meshes import Mesh
 from .constraints import Constraints
 from .folding import Blocks
 from .op_costs import Fusion, Local, op_seconds
-from .problem import Overlap, Pair, Problem
+from .problem import Pair, Problem
 from .strategies import Strategies, Strategy
 from .transitions import Transitions, TransitionTable
 
 __all__ = ["Decision", "Formulation", "Reading", "formulate"]
 
 Kind = Literal["source", "tangent", "op", "hub", "output"]
-# Hidden communication still takes a share of memory bandwidth and of the multiprocessors: this part is not hidden.
+# Hidden communication takes a share of memory bandwidth and of the multiprocessors: this part of it is never hidden.
 _NOT_HIDDEN = 0.02
 
 
@@ -66,7 +68,8 @@ class Reading:
 
 @dataclass(slots=True, kw_only=True)
 class Formulation:
-    """The problem and how to read its solution. `of` maps a node to its decision; `readings` lists every use of a tensor."""
+    """The problem and how to read its solution. `of` maps a node to its decision; `readings` lists every use of a tensor, `grads`
+    the reductions of gradients; `hidden` gives the seconds of communication behind compute that the problem leaves out."""
 
     captured: Captured
     mesh: Mesh
@@ -80,6 +83,7 @@ class Formulation:
     fusion: Fusion
     blocks: Blocks
     grads: list[Reading]
+    hidden: dict[Pair, np.ndarray]
     _owners: dict[tuple[str, str], Decision] = field(default_factory=dict)
 
     def owner(self, decision: Decision) -> Decision:
@@ -136,7 +140,7 @@ class _Builder:
         self.readings: list[Reading] = []
         self.grads: list[Reading] = []
         self.edges: dict[Pair, np.ndarray] = {}
-        self.hidden: dict[bool, dict[Pair, np.ndarray]] = {False: {}, True: {}}
+        self.hidden: dict[Pair, np.ndarray] = {}
         self.unary: dict[int, np.ndarray] = {}
         self.parameters = {n for n, s in captured.sources.items() if s.kind == "parameter"}
 
@@ -155,7 +159,6 @@ class _Builder:
             names=tuple(d.pattern for d in self.decisions),
             nodes=tuple(self._node_costs(i) for i in range(len(self.decisions))),
             edges=self.edges,
-            overlaps=tuple(self._overlaps()),
         )
         return Formulation(
             captured=self.captured,
@@ -170,6 +173,7 @@ class _Builder:
             fusion=self.fusion,
             blocks=self.blocks,
             grads=self.grads,
+            hidden=self.hidden,
         )
 
     # -- decisions ---------------------------------------------------------------------------------------------------
@@ -382,22 +386,21 @@ class _Builder:
             self.unary[source] = self.unary.get(source, np.zeros(len(rows))) + np.diagonal(cost)
             return
         pair = (source, reader) if source < reader else (reader, source)
-        cost = cost if source < reader else cost.T
         if hides:
-            finite = np.where(np.isfinite(cost), cost, 0.0)
-            _add(self.hidden[reading.backward], pair, finite)
-            cost = np.where(np.isfinite(cost), cost * _NOT_HIDDEN, np.inf)
+            exposed = np.maximum(cost * _NOT_HIDDEN, cost - self._window(a, b, reading) * weight)
+            behind = np.where(np.isfinite(cost), cost - np.where(np.isfinite(cost), exposed, 0.0), 0.0)
+            _add(self.hidden, pair, behind if source < reader else behind.T)
+            cost = exposed
+        cost = cost if source < reader else cost.T
         _add(self.edges, pair, cost)
 
-    def _overlaps(self) -> Iterable[Overlap]:
-        for backward, moved in self.hidden.items():
-            if moved:
-                nodes = {
-                    i: -d.seconds * d.weight
-                    for i, d in enumerate(self.decisions)
-                    if d.kind == "op" and (d.node in self.captured.backward) == backward and d.seconds.any()
-                }
-                yield Overlap(nodes=nodes, edges=moved)
+    def _window(self, source: Decision, reader: Decision, reading: Reading) -> np.ndarray:
+        """Compute seconds that a move can hide behind, per choice of source and reader."""
+        if reading in self.grads:
+            return source.seconds[:, None] if source.kind == "op" else np.zeros((1, 1))
+        if reader.kind == "op":
+            return reader.seconds[None, :]
+        return np.full((1, 1), self.decisions[reading.reader].seconds.min())  # a hub: the least that its first reader takes
 
 
 def _add(matrices: dict[Pair, np.ndarray], pair: Pair, cost: np.ndarray) -> None:

@@ -9,26 +9,26 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import fx
 
-from ..passes.graph import tensor_args, values_of
+from ..passes.graph import tensor_args, value_of, values_of
 from ..passes.naming import draws_random, op_name
 from ..plans.errors import UnsupportedOpError
-from ..plans.layouts import Layout, chunk_sizes, is_partial, shard_dim
+from ..plans.layouts import Layout, Placement, chunk_sizes, is_partial, shard_dim
 from ..plans.meshes import Mesh
 from . import _torch
 from .rules.math import MATH_RULES
-from .rules.rule import Link, Rule, from_links, replicated
+from .rules.rule import Link, Rule, RuleFunction, from_links, replicated
 from .rules.spatial import SPATIAL_RULES
 from .rules.views import VIEW_RULES
 
-__all__ = ["Strategies", "Strategy", "shardable"]
+__all__ = ["OWN_RULES", "Strategies", "Strategy", "own_rule", "shardable"]
 
-_OWN = {**VIEW_RULES, **MATH_RULES, **SPATIAL_RULES}
+OWN_RULES: dict[str, RuleFunction] = {**VIEW_RULES, **MATH_RULES, **SPATIAL_RULES}
 
 # Elementwise ops that PyTorch does not tag as such.
 _ELEMENTWISE = {
@@ -104,18 +104,22 @@ class Strategies:
         per_axis = [self._along(node, parts, name) for parts in self.mesh.shape]
         shapes = [None if v is None else tuple(v.shape) for v in values_of(node)]
         boolean = [v is not None and v.dtype == torch.bool for v in values_of(node)]
-        in_shapes = [tuple(values_of(n)[0].shape) for n in tensor_args(node)]  # type: ignore[union-attr]
+        in_shapes = [tuple(value_of(n).shape) for n in tensor_args(node)]
         found: dict[tuple, Strategy] = {}
         for rules in itertools.product(*per_axis):
-            outs = tuple(None if rules[0].outs[i] is None else tuple(r.outs[i] for r in rules) for i in range(len(shapes)))
+            outs = tuple(_across(placements) for placements in zip(*(r.outs for r in rules), strict=True))
             ins = tuple(tuple(r.ins[i] for r in rules) for i in range(len(in_shapes)))
             if not self._holds(rules, outs, ins, shapes, in_shapes, boolean):
                 continue
             local = next((r.local for r in rules if r.local), "")
-            found.setdefault((outs, ins, local), Strategy(outs, ins, local))  # type: ignore[arg-type]
+            found.setdefault((outs, ins, local), Strategy(outs, ins, local))
         return list(found.values())
 
-    def _holds(self, rules: Sequence[Rule], outs: Any, ins: Any, shapes: Any, in_shapes: Any, boolean: Sequence[bool]) -> bool:
+    def _holds(
+        self, rules: Sequence[Rule], outs: Any, ins: Any, shapes: Any, in_shapes: Any, boolean: Sequence[bool]
+    ) -> bool:
+        """Whether a choice of one rule per axis makes sense: no device without elements, one kind of reduction, one
+        special local program, and even pieces where a rule needs them."""
         mesh = self.mesh.shape
         pairs = [*zip(outs, shapes, strict=True), *zip(ins, in_shapes, strict=True)]
         for layout, shape in pairs:
@@ -152,27 +156,26 @@ class Strategies:
         return self._rules[key]
 
     def _raw(self, node: fx.Node, parts: int, everywhere: Rule, name: str) -> list[Rule]:
+        """The rules of an op before they are fitted to its tensors: ours, else DTensor's, else those of its kind."""
         short = op_name(node)
-        if draws_random(node) or not tensor_args(node):
-            own: Callable | None = _OWN.get(short)
-            return own(node) if own is not None and not draws_random(node) else [everywhere]
-        overload = f"{short}.{getattr(node.target, '_overloadname', '')}"
-        own = _OWN.get(overload) or _OWN.get(short)
+        if draws_random(node):
+            return [everywhere]
+        own = own_rule(node)
         if own is not None:
             return own(node)
-        args, kwargs = fx.map_arg((node.args, node.kwargs), lambda n: n.meta["val"])  # type: ignore[misc]
-        raw = _torch.dtensor_rules(node.target, args, kwargs, len(values_of(node)), parts) if _is_aten(node) else None
-        if raw is None and (torch.Tag.pointwise in getattr(node.target, "tags", ()) or short in _ELEMENTWISE):
+        if not tensor_args(node):
+            return [everywhere]
+        raw = _dtensor(node, parts)
+        if raw is not None:
+            return raw
+        if torch.Tag.pointwise in getattr(node.target, "tags", ()) or short in _ELEMENTWISE:
             return _pointwise(node)
-        if raw is None:
-            if short in self.replicate or str(node.target) in self.replicate:
-                return [everywhere]
-            raise UnsupportedOpError(
-                f"'model' must use ops with a sharding rule, got {_spelled(node)} at {name or node.name}; "
-                f"pass replicate=[{short!r}] to run it whole on every device"
-            )
-        count = len(values_of(node))
-        return [Rule(tuple(row[:count]), tuple(row[count:])) for row in raw if None not in row[count:]]  # type: ignore[arg-type]
+        if short in self.replicate or str(node.target) in self.replicate:
+            return [everywhere]
+        raise UnsupportedOpError(
+            f"'model' must use ops with a sharding rule, got {_torch.spelled(node.target)} at {name or node.name}; "
+            f"pass replicate=[{short!r}] to run it whole on every device"
+        )
 
     def _checked(self, node: fx.Node, everywhere: Rule, rules: Sequence[Rule]) -> list[Rule]:
         """Rules that fit the node's tensors, without repeats, the replicated one first."""
@@ -181,9 +184,40 @@ class Strategies:
         for rule in rules:
             if len(rule.outs) != len(outs) or len(rule.ins) != len(ins):
                 continue
-            if not _rounds(rule, outs, ins) and all(_fits(p, v) for p, v in zip((*rule.outs, *rule.ins), (*outs, *ins), strict=True)):
+            pairs = zip((*rule.outs, *rule.ins), (*outs, *ins), strict=True)
+            if not _rounds(rule, outs, ins) and all(_fits(p, v) for p, v in pairs):
                 kept.setdefault(rule)
         return list(kept)
+
+
+def own_rule(node: fx.Node) -> RuleFunction | None:
+    """Our own rule for the op of `node`, by overload first; None where there is none."""
+    short = op_name(node)
+    return OWN_RULES.get(f"{short}.{_torch.overload_of(node.target)}") or OWN_RULES.get(short)
+
+
+def _dtensor(node: fx.Node, parts: int) -> list[Rule] | None:
+    """DTensor's rules on an axis of `parts` devices; None where it has none."""
+    if not _torch.is_aten(node.target):
+        return None
+    held: Any = fx.map_arg((node.args, node.kwargs), lambda n: n.meta["val"])
+    args, kwargs = held
+    count = len(values_of(node))
+    rows = _torch.dtensor_rules(node.target, args, kwargs, count, parts)
+    if rows is None:
+        return None
+    rules = []
+    for row in rows:
+        ins = tuple(p for p in row[count:] if p is not None)
+        if count + len(ins) == len(row):
+            rules.append(Rule(tuple(row[:count]), ins))
+    return rules
+
+
+def _across(placements: Sequence[Placement | None]) -> Layout | None:
+    """A layout of one placement per axis; None where there is no tensor."""
+    layout = tuple(p for p in placements if p is not None)
+    return layout if len(layout) == len(placements) else None
 
 
 def _pointwise(node: fx.Node) -> list[Rule]:
@@ -202,9 +236,12 @@ def _pointwise(node: fx.Node) -> list[Rule]:
 
 def _rounds(rule: Rule, outs: Sequence[Any], ins: Sequence[Any]) -> bool:
     """Whether a partial sum of real numbers would be rounded to integers term by term."""
-    real = any(is_partial(p) and (v.is_floating_point() or v.is_complex()) for p, v in zip(rule.ins, ins, strict=True))
-    whole = any(p is not None and is_partial(p) and not (v.is_floating_point() or v.is_complex()) for p, v in zip(rule.outs, outs, strict=True))
-    return real and whole
+
+    def real(value: torch.Tensor) -> bool:
+        return value.is_floating_point() or value.is_complex()
+
+    real_in = any(is_partial(p) and real(v) for p, v in zip(rule.ins, ins, strict=True))
+    return real_in and any(p and is_partial(p) and not real(v) for p, v in zip(rule.outs, outs, strict=True))
 
 
 def _fits(placement: str | None, value: torch.Tensor | None) -> bool:
@@ -214,15 +251,6 @@ def _fits(placement: str | None, value: torch.Tensor | None) -> bool:
     if is_partial(placement) and value.dtype == torch.bool:
         return False
     return dim is None or (dim < value.dim() and value.shape[dim] > 1)
-
-
-def _is_aten(node: fx.Node) -> bool:
-    return isinstance(node.target, torch._ops.OpOverload) and node.target.namespace in ("aten", "prims")
-
-
-def _spelled(node: fx.Node) -> str:
-    schema = getattr(node.target, "_schema", None)
-    return schema.name if schema is not None else op_name(node)
 
 
 def _key(node: fx.Node) -> Any:

@@ -16,7 +16,7 @@ from ..plans.version import VERSION
 from .folding import Blocks
 from .formulate import Decision, Formulation, Reading
 from .op_costs import dtype_name
-from .problem import Overlap, Solution, overlap_value
+from .problem import Solution
 from .timeline import Timeline
 
 __all__ = ["model_of", "write_plan"]
@@ -118,7 +118,9 @@ def _nodes(formulation: Formulation, choices: Sequence[int]) -> tuple[Node, ...]
     captured = formulation.captured
     by_use: dict[tuple, Reading] = {(r.node, r.at): r for r in formulation.readings if formulation.decisions[r.reader].kind == "op"}
     found: dict[str, Node] = {}
-    for node in captured.ops():
+    place = {node: formulation.blocks.split(captured.names[node]) for node in captured.ops()}
+    # The second block speaks for its kind: it has a block before it, as most have.
+    for node in sorted(captured.ops(), key=lambda n: (p := place[n]) is None or p[1] != 1):
         if op_name(node) == "getitem":
             continue
         index = formulation.of[node]
@@ -139,11 +141,12 @@ def _nodes(formulation: Formulation, choices: Sequence[int]) -> tuple[Node, ...]
         if known is None:
             found[name] = entry
         elif [e.steps for e in known.inputs] != [e.steps for e in edges]:
-            own = captured.names[node]
+            own = formulation.blocks.renumbered(captured.names[node])
             found[own] = Node(**{**{f: getattr(entry, f) for f in entry.__struct_fields__}, "name": own, "count": 1})
     for name, entry in _result_nodes(formulation, choices):
         found.setdefault(name, entry)
-    return tuple(found.values())
+    order = {formulation.blocks.pattern(captured.names[n]): i for i, n in enumerate(reversed(captured.ops()))}
+    return tuple(sorted(found.values(), key=lambda n: -order.get(formulation.blocks.pattern(n.name), -1)))
 
 
 def _result_nodes(formulation: Formulation, choices: Sequence[int]) -> list[tuple[str, Node]]:
@@ -164,7 +167,7 @@ def _result_nodes(formulation: Formulation, choices: Sequence[int]) -> list[tupl
         text = f"{_entry_name(formulation, decision, name)}::gradient"
         entry = _result(formulation, choices, reading, text, "gradient")
         if dict(found).get(text) is not None and dict(found)[text].inputs[0].steps != entry.inputs[0].steps:
-            text = f"{name}::gradient"
+            text = f"{formulation.blocks.renumbered(name)}::gradient"
             entry = _result(formulation, choices, reading, text, "gradient")
         found.append((text, entry))
     return found
@@ -206,17 +209,12 @@ def _predicted(formulation: Formulation, timeline: Timeline, solution: Solution,
             compute += seconds
         else:
             optimizer += seconds
-    exposed = sum(overlap_value(o, choices) for o in formulation.problem.overlaps)
-    hideable = sum(_communication(o, choices) for o in formulation.problem.overlaps)
+    hidden = sum(float(matrix[choices[i], choices[j]]) for (i, j), matrix in formulation.hidden.items())
     return Predicted(
         step_time_s=solution.objective_s,
         compute_s=compute,
         exposed_communication_s=max(0.0, solution.objective_s - compute - optimizer),
-        hidden_communication_s=max(0.0, hideable - exposed),
+        hidden_communication_s=hidden,
         optimizer_s=optimizer,
         memory=timeline.memory(choices, limit),
     )
-
-
-def _communication(overlap: Overlap, choices: Sequence[int]) -> float:
-    return sum(float(m[choices[i], choices[j]]) for (i, j), m in overlap.edges.items())

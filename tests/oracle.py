@@ -1,24 +1,51 @@
-"""The oracle of sharding rules: run one op on pieces as a strategy says, put the results together, compare with the op."""
+"""The oracle of sharding rules: run one op on pieces as a strategy says, put the pieces together, compare with the op."""
 
 from __future__ import annotations
 
-import torch
-from torch import fx
-from torch.utils._pytree import tree_map_only
+from collections.abc import Mapping, Sequence
+from typing import Any
 
+import torch
+from torch import fx, nn
+
+from meshwright.passes.capture import capture
 from meshwright.passes.collectives import Emitter
-from meshwright.passes.graph import tensor_args, values_of
+from meshwright.passes.graph import Captured, tensor_args
 from meshwright.passes.local import local_op
 from meshwright.passes.lowerings import LOWERINGS
 from meshwright.passes.simulate import piece, run_ranks
+from meshwright.passes.trees import flatten_call
 from meshwright.planner.strategies import Strategy
-from meshwright.plans.layouts import Layout, is_partial, local_range
+from meshwright.plans.layouts import Layout, is_partial, local_range, local_shape
 from meshwright.plans.meshes import Mesh
 
+__all__ = ["captured_values", "reference_values", "strategy_error", "term"]
 
-def reference_values(captured, inputs):
+
+def captured_values(
+    model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> tuple[Captured, dict[fx.Node, Any]]:
+    """`model` captured, and every node's value on its real tensors and on random tangents."""
+    captured = capture(model, args, dict(kwargs))
+    inputs = dict(zip(captured.input_tree.names, flatten_call(args, kwargs)[0], strict=True))
+    given = [inputs[s.name] if s.kind == "input" else held_by(model, s.name) for s in captured.sources.values()]
+    generator = torch.Generator().manual_seed(0)
+    for node in captured.tangents.values():
+        like = node.meta["val"]
+        given.append(torch.randn(like.shape, dtype=like.dtype, generator=generator))
+    with torch.no_grad():
+        return captured, reference_values(captured, [tensor.detach() for tensor in given])
+
+
+def held_by(model: nn.Module, name: str) -> torch.Tensor:
+    """The parameter, buffer or tensor attribute of a model with the dotted `name`."""
+    path, _, key = name.rpartition(".")
+    return getattr(model.get_submodule(path), key)
+
+
+def reference_values(captured: Captured, inputs: Sequence[torch.Tensor]) -> dict[fx.Node, Any]:
     """Every node's value when the joint graph runs on whole tensors."""
-    env = {}
+    env: dict[fx.Node, Any] = {}
     feed = iter(inputs)
     for node in captured.graph.nodes:
         if node.op == "placeholder":
@@ -26,90 +53,108 @@ def reference_values(captured, inputs):
         elif node.op == "get_attr":
             env[node] = getattr(captured.module, node.target)
         elif node.op == "call_function":
-            args, kwargs = fx.map_arg((node.args, node.kwargs), lambda n: env[n])
-            args, kwargs = tree_map_only(torch.Tensor, lambda t: t.contiguous(), (args, kwargs))
+            args, kwargs = fx.map_arg((node.args, node.kwargs), lambda n: contiguous(env[n]))
             env[node] = node.target(*args, **kwargs)
     return env
 
 
-def strategy_error(node, strategy: Strategy, mesh: Mesh, env) -> float:
-    """Largest relative error of `node` run by `strategy`, against its value in `env`."""
-    graphs, given = [], []
-    names = [f"axis:{a}" for a in range(mesh.ndim)]
+def contiguous(value: Any) -> Any:
+    return value.contiguous() if isinstance(value, torch.Tensor) else value
+
+
+def strategy_error(node: fx.Node, strategy: Strategy, mesh: Mesh, env: Mapping[fx.Node, Any]) -> float:
+    """Largest error of `node` run by `strategy` on simulated ranks, relative to the largest element of its value in
+    `env`; infinite where pieces have another shape or dtype, or only one of them is not a number."""
     inputs = tensor_args(node)
-    for coordinate in mesh.coordinates():
-        graph = fx.Graph()
-        emitter = Emitter(graph, mesh, coordinate, names)
-        holes = [graph.placeholder(f"x{i}") for i in range(len(inputs))]
-        feed = iter(holes)
-        whole = set(inputs)
-        args, kwargs = fx.map_arg((node.args, node.kwargs), lambda n: next(feed) if n in whole else n)
-        if strategy.local:
-            out = LOWERINGS[strategy.local](emitter, node, args, kwargs, strategy.ins, strategy.outs)
-        else:
-            out = local_op(emitter, node, args, kwargs, strategy.outs)
-        graph.output((out,))
-        graphs.append(graph)
-        given.append([term(env[n], layout, mesh, coordinate) for n, layout in zip(inputs, strategy.ins)])
-    results = [r[0] for r in run_ranks(graphs, given, mesh, {})]
-    results = [r if isinstance(r, (tuple, list)) else (r,) for r in results]
-    want = env[node] if isinstance(env[node], (tuple, list)) else (env[node],)
-    return max(_error(want[i], whole_of([r[i] for r in results], want[i], layout, mesh)) for i, layout in enumerate(strategy.outs) if layout)
+    graphs = [local_graph(node, strategy, mesh, coordinate) for coordinate in mesh.coordinates()]
+    given = [
+        [term(env[n], layout, mesh, coordinate) for n, layout in zip(inputs, strategy.ins, strict=True)]
+        for coordinate in mesh.coordinates()
+    ]
+    results = [outputs_of(r[0]) for r in run_ranks(graphs, given, mesh, {})]
+    errors = [
+        error_of(want, [r[i] for r in results], layout, mesh)
+        for i, (want, layout) in enumerate(zip(outputs_of(env[node]), strategy.outs, strict=True))
+        if layout is not None
+    ]
+    return max(errors)
 
 
-def term(tensor: torch.Tensor, layout: Layout, mesh: Mesh, coordinate) -> torch.Tensor:
-    """A rank's piece; of a partial sum a random share, so that a rule that needs the sum is caught."""
+def outputs_of(value: Any) -> Sequence[Any]:
+    return value if isinstance(value, (tuple, list)) else (value,)
+
+
+def local_graph(node: fx.Node, strategy: Strategy, mesh: Mesh, coordinate: tuple[int, ...]) -> fx.Graph:
+    """`node` alone as the rank at `coordinate` runs it, a placeholder per tensor input."""
+    inputs = tensor_args(node)
+    graph = fx.Graph()
+    emitter = Emitter(graph, mesh, coordinate, [f"axis:{axis}" for axis in range(mesh.ndim)])
+    holes = iter([graph.placeholder(f"x{i}") for i in range(len(inputs))])
+    args, kwargs = fx.map_arg((node.args, node.kwargs), lambda n: next(holes) if n in inputs else n)
+    if strategy.local:
+        out = LOWERINGS[strategy.local](emitter, node, args, kwargs, strategy.ins, strategy.outs)
+    else:
+        out = local_op(emitter, node, args, kwargs, strategy.outs)
+    graph.output((out,))
+    return graph
+
+
+def term(tensor: torch.Tensor, layout: Layout, mesh: Mesh, coordinate: tuple[int, ...]) -> torch.Tensor:
+    """A rank's piece; of a partial sum a random share, so that a rule that needs the sum is caught.
+
+    Of a maximum or minimum one rank holds it, the others something less or more.
+    """
     part = piece(tensor, layout, mesh, coordinate)
     for axis, placement in enumerate(layout):
         count, index = mesh.shape[axis], coordinate[axis]
-        if is_partial(placement) and count > 1:
-            if placement == "P(sum)" and (part.is_floating_point() or part.is_complex()):
-                generator = torch.Generator().manual_seed(axis)
-                shares = torch.rand(count, generator=generator, dtype=torch.float64)
-                part = part * float(shares[index] / shares.sum())
-            elif placement == "P(sum)":
-                part = part if index == 0 else torch.zeros_like(part)
-            elif part.is_floating_point():
-                part = part if index == 1 else part - 1.0 if placement == "P(max)" else part + 1.0
+        if not is_partial(placement) or count == 1:
+            continue
+        if placement == "P(sum)" and (part.is_floating_point() or part.is_complex()):
+            shares = torch.rand(count, generator=torch.Generator().manual_seed(axis), dtype=torch.float64)
+            part = part * float(shares[index] / shares.sum())
+        elif placement == "P(sum)":
+            part = part if index == 0 else torch.zeros_like(part)
+        elif index != 1:
+            part = part - 1 if placement == "P(max)" else part + 1
     return part
 
 
-def whole_of(pieces, like: torch.Tensor, layout: Layout, mesh: Mesh) -> torch.Tensor:
-    """The whole tensor, partial terms reduced."""
-    ops = {p for p in layout if is_partial(p)}
-    start = {"P(max)": float("-inf"), "P(min)": float("inf")}.get(next(iter(ops), ""), 0)
-    out = torch.full_like(like, start) if ops & {"P(max)", "P(min)"} else torch.zeros_like(like)
-    seen = set()
-    for coordinate, part in zip(mesh.coordinates(), pieces):
-        place = tuple(local_range(n, d, layout, mesh.shape, coordinate) for d, n in enumerate(like.shape))
-        key = tuple(i if p != "R" else 0 for i, p in zip(coordinate, layout))
-        if key in seen:
-            continue
-        seen.add(key)
-        view = out
-        for dim, (first, length) in enumerate(place):
-            view = view.narrow(dim, first, length)
-        if "P(sum)" in ops:
-            view += part
-        elif ops:
-            view.copy_((torch.maximum if "P(max)" in ops else torch.minimum)(view, part))
-        else:
-            view.copy_(part)
+def error_of(want: torch.Tensor, pieces: Sequence[torch.Tensor], layout: Layout, mesh: Mesh) -> float:
+    """Error of the whole of `pieces`, one per rank, and of every copy against the first."""
+    shapes = [local_shape(want.shape, layout, mesh.shape, coordinate) for coordinate in mesh.coordinates()]
+    if any(tuple(p.shape) != s or p.dtype != want.dtype for p, s in zip(pieces, shapes, strict=True)):
+        return float("inf")
+    firsts: dict[tuple, torch.Tensor] = {}
+    worst = 0.0
+    for coordinate, part in zip(mesh.coordinates(), pieces, strict=True):
+        key = tuple(i if p != "R" else 0 for i, p in zip(coordinate, layout, strict=True))
+        worst = max(worst, gap(firsts.setdefault(key, part), part))
+    return max(worst, gap(want, whole_of(firsts, want, layout, mesh)))
+
+
+def whole_of(
+    pieces: Mapping[tuple[int, ...], torch.Tensor], like: torch.Tensor, layout: Layout, mesh: Mesh
+) -> torch.Tensor:
+    """The whole tensor of pieces by mesh position, partial terms reduced."""
+    reduce = {"P(sum)": torch.add, "P(max)": torch.maximum, "P(min)": torch.minimum}
+    op = next((reduce[p] for p in layout if is_partial(p)), None)
+    out = torch.zeros_like(like, memory_format=torch.contiguous_format)
+    filled = torch.zeros(like.shape, dtype=torch.bool)
+    for coordinate, part in pieces.items():
+        ranges = [local_range(n, d, layout, mesh.shape, coordinate) for d, n in enumerate(like.shape)]
+        place = tuple(slice(start, start + length) for start, length in ranges)
+        out[place] = part if op is None else torch.where(filled[place], op(out[place], part), part)
+        filled[place] = True
     return out
 
 
-def _error(want: torch.Tensor, have: torch.Tensor) -> float:
-    if want.shape != have.shape:
-        return float("inf")
+def gap(want: torch.Tensor, have: torch.Tensor) -> float:
+    """Largest difference, relative to the largest finite element of `want` if that is over 1."""
     if want.numel() == 0 or torch.equal(want, have):
         return 0.0
     if not (want.is_floating_point() or want.is_complex()):
         return float("inf")
-    same = torch.isclose(want, have, equal_nan=True) | (want == have)
-    gap = torch.where(same, torch.zeros_like(want), want - have).abs()
-    return float(gap.nan_to_num(float("inf")).max() / max(1.0, float(want.abs().nan_to_num(0, 0, 0).max())))
-
-
-def outputs_of(node):
-    """Which outputs of a node are tensors."""
-    return [v is not None for v in values_of(node)]
+    same = (want == have) | (want.isnan() & have.isnan())
+    difference = torch.where(same, torch.zeros_like(want), want - have).abs()
+    scale = max(1.0, float(want.abs().nan_to_num(0, 0, 0).max()))
+    return float(difference.nan_to_num(float("inf")).max()) / scale

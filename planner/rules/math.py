@@ -6,9 +6,9 @@ from typing import Any
 
 from torch import fx
 
-from ...passes.graph import tensor_args, value_of, values_of
+from ...passes.graph import argument, tensor_args, value_of, values_of
 from ...plans.layouts import PARTIAL, REPLICATE, shard
-from .rule import Link, Rule, from_links, replicated
+from .rule import Link, Rule, RuleFunction, from_links, replicated
 
 __all__ = ["MATH_RULES"]
 
@@ -18,38 +18,35 @@ def _present(node: fx.Node) -> list[bool]:
 
 
 def _einsum(node: fx.Node) -> list[Rule]:
-    operands, result = node.args[0].split("->")
+    return _product(argument(node, 0))
+
+
+def _product(equation: str) -> list[Rule]:
+    operands, result = equation.split("->")
     names = operands.split(",")
     links: list[Link] = []
     for letter in dict.fromkeys("".join(names)):
         where = [n.index(letter) if letter in n else None for n in names]
         links.append(((result.index(letter) if letter in result else None,), where))
-    rules = from_links(links, [True], len(names))
-    for term in range(len(names)):
-        rules.append(Rule((PARTIAL,), tuple(PARTIAL if i == term else REPLICATE for i in range(len(names)))))
-    return rules
+    return from_links(links, [True], len(names))
 
 
-def _matmul(left: str, right: str, result: str) -> Any:
-    def rule(node: fx.Node) -> list[Rule]:
-        copy = fx.Graph().call_function(lambda: None, (f"{left},{right}->{result}",))
-        return _einsum(copy)
-
-    return rule
+def _matmul(equation: str) -> RuleFunction:
+    return lambda node: _product(equation)
 
 
 def _reduced(node: fx.Node) -> tuple[list[int], dict[int, int]]:
     """Reduced dims of a reduction, and where each other dim ends up."""
     ndim = value_of(tensor_args(node)[0]).dim()
-    dims = node.args[1] if len(node.args) > 1 else None
+    dims = argument(node, 1)
     dims = [dims] if isinstance(dims, int) else dims
-    gone = list(range(ndim)) if dims is None or len(dims) == 0 else [d % max(1, ndim) for d in dims]
-    keep = bool(node.args[2]) if len(node.args) > 2 else False
+    gone = [d % max(1, ndim) for d in dims] if dims else list(range(ndim))
+    keep = bool(argument(node, 2, False))
     left = [d for d in range(ndim) if d not in gone]
     return gone, {d: d if keep else i for i, d in enumerate(left)}
 
 
-def _reduction(partial: str | None, *, linear: bool = False) -> Any:
+def _reduction(partial: str | None, *, linear: bool = False) -> RuleFunction:
     def rule(node: fx.Node) -> list[Rule]:
         gone, kept = _reduced(node)
         outs = len(_present(node))
@@ -63,7 +60,7 @@ def _reduction(partial: str | None, *, linear: bool = False) -> Any:
     return rule
 
 
-def _full_reduction(partial: str | None) -> Any:
+def _full_reduction(partial: str | None) -> RuleFunction:
     def rule(node: fx.Node) -> list[Rule]:
         ndim = value_of(tensor_args(node)[0]).dim()
         rules = [replicated(1, 1)]
@@ -74,13 +71,13 @@ def _full_reduction(partial: str | None) -> Any:
     return rule
 
 
-def _along(position: int, *, linear: bool = False) -> Any:
+def _along(position: int, *, linear: bool = False) -> RuleFunction:
     """An op that works along one dim, args[position], and keeps the others; every output has the dims of the input."""
 
     def rule(node: fx.Node) -> list[Rule]:
         inputs, present = tensor_args(node), _present(node)
         ndim = value_of(inputs[0]).dim()
-        dim = node.args[position] if len(node.args) > position else node.kwargs.get("dim", -1)
+        dim = argument(node, position, node.kwargs.get("dim", -1))
         links: list[Link] = [((d,) * len(present), (d,) * len(inputs)) for d in range(ndim) if d != dim % max(1, ndim)]
         rules = from_links(links, present, len(inputs))
         return [*rules, Rule((PARTIAL,), (PARTIAL,))] if linear else rules
@@ -89,13 +86,13 @@ def _along(position: int, *, linear: bool = False) -> Any:
 
 
 def _stable_sort(node: fx.Node) -> list[Rule]:
-    dim = node.kwargs.get("dim", node.args[2] if len(node.args) > 2 else -1)
+    dim: Any = node.kwargs.get("dim", argument(node, 2, -1))
     ndim = value_of(tensor_args(node)[0]).dim()
     links: list[Link] = [((d, d), (d,)) for d in range(ndim) if d != dim % max(1, ndim)]
     return from_links(links, [True, True], 1)
 
 
-def _softmax(position: int) -> Any:
+def _softmax(position: int) -> RuleFunction:
     """Softmax family: other dims run apart; along the dim itself maximum and sum are reduced over the axis."""
 
     def rule(node: fx.Node) -> list[Rule]:
@@ -103,7 +100,7 @@ def _softmax(position: int) -> Any:
         inputs = tensor_args(node)
         ndim = value_of(inputs[0]).dim()
         if ndim:
-            split = shard(node.args[position] % ndim)
+            split = shard(argument(node, position) % ndim)
             rules.append(Rule((split,), (split,) * len(inputs), local="sharded_softmax"))
         return rules
 
@@ -112,14 +109,14 @@ def _softmax(position: int) -> Any:
 
 def _layer_norm(node: fx.Node) -> list[Rule]:
     inputs = tensor_args(node)
-    lead = value_of(inputs[0]).dim() - len(node.args[1])
+    lead = value_of(inputs[0]).dim() - len(argument(node, 1))
     links: list[Link] = [((d, d, d), (d, *(None for _ in inputs[1:]))) for d in range(lead)]
     return from_links(links, [True] * 3, len(inputs))
 
 
 def _layer_norm_backward(node: fx.Node) -> list[Rule]:
     inputs, present = tensor_args(node), _present(node)
-    lead = value_of(inputs[1]).dim() - len(node.args[2])
+    lead = value_of(inputs[1]).dim() - len(argument(node, 2))
     rules = [replicated(3, len(inputs), present)]
     for d in range(lead):
         outs = tuple(None if not here else shard(d) if i == 0 else PARTIAL for i, here in enumerate(present))
@@ -130,7 +127,7 @@ def _layer_norm_backward(node: fx.Node) -> list[Rule]:
 def _embedding(node: fx.Node) -> list[Rule]:
     weight, index = tensor_args(node)
     lead = value_of(index).dim()
-    links: list[Link] = [((d,), (None, d)) for d in range(lead)] + [((lead,), (1, None))]
+    links: list[Link] = [*(((d,), (None, d)) for d in range(lead)), ((lead,), (1, None))]
     rules = from_links(links, [True], 2)
     rules.append(Rule((PARTIAL,), (PARTIAL, REPLICATE)))
     return [*rules, Rule((PARTIAL,), (shard(0), REPLICATE), local="sharded_rows")]
@@ -140,8 +137,7 @@ def _embedding_backward(node: fx.Node) -> list[Rule]:
     grad, index = tensor_args(node)
     lead = value_of(index).dim()
     links: list[Link] = [((1,), (lead, None))]
-    scale = node.args[4] if len(node.args) > 4 else False
-    if not scale:
+    if not argument(node, 4, False):  # scaled by how often an index occurs in the whole
         links += [((None,), (d, d)) for d in range(lead)]
     rules = from_links(links, [True], 2)
     rules.append(Rule((PARTIAL,), (PARTIAL, REPLICATE)))
@@ -150,8 +146,8 @@ def _embedding_backward(node: fx.Node) -> list[Rule]:
 
 def _index_positions(node: fx.Node, at: int) -> tuple[list[fx.Node | None], list[int], int, int]:
     """Indices of an advanced indexing, dims of x left alone, number of index dims, where they stand in the result."""
-    x = value_of(node.args[0])
-    indices = list(node.args[at])
+    x = value_of(argument(node, 0))
+    indices = list(argument(node, at))
     indices += [None] * (x.dim() - len(indices))
     used = [d for d, index in enumerate(indices) if index is not None]
     width = max(value_of(i).dim() for i in indices if i is not None)
@@ -165,8 +161,8 @@ def _index(node: fx.Node) -> list[Rule]:
     if any(value_of(i).dtype.is_floating_point or str(value_of(i).dtype) == "torch.bool" for i in given):
         return [replicated(1, 1 + len(given))]
     before = [d for d in free if d < start] if start else []
-    position = {d: d if d in before else len(before) + width + i for i, d in enumerate(d for d in free if d not in before)}
-    position |= {d: d for d in before}
+    after = [d for d in free if d not in before]
+    position = {d: d for d in before} | {d: len(before) + width + i for i, d in enumerate(after)}
     links: list[Link] = [((position[d],), (d, *(None for _ in given))) for d in free]
     for k in range(width):
         links.append(((start + k,), (None, *(_broadcast(i, k, width) for i in given))))
@@ -183,7 +179,7 @@ def _broadcast(node: fx.Node, dim: int, width: int) -> int | None:
 def _index_put(node: fx.Node) -> list[Rule]:
     indices, free, width, start = _index_positions(node, 1)
     given = [i for i in indices if i is not None]
-    x, values = value_of(node.args[0]), value_of(node.args[2])
+    x, values = value_of(argument(node, 0)), value_of(argument(node, 2))
     inputs = 2 + len(given)
     rules = [replicated(1, inputs)]
     if any(str(value_of(i).dtype) == "torch.bool" for i in given):
@@ -195,8 +191,9 @@ def _index_put(node: fx.Node) -> list[Rule]:
         there = slot - (full - values.dim())
         split = there >= 0 and values.shape[there] == x.shape[d] and x.shape[d] != 1
         if split or there < 0 or values.shape[there] == 1:
-            rules.append(Rule((shard(d),), (shard(d), *(REPLICATE for _ in given), shard(there) if split else REPLICATE)))
-    if len(node.args) > 3 and node.args[3]:
+            source = shard(there) if split else REPLICATE
+            rules.append(Rule((shard(d),), (shard(d), *(REPLICATE for _ in given), source)))
+    if argument(node, 3, False):
         rules.append(Rule((PARTIAL,), (PARTIAL, *(REPLICATE for _ in given), PARTIAL)))
         for k in range(width):
             there = start + k - (full - values.dim())
@@ -208,7 +205,7 @@ def _index_put(node: fx.Node) -> list[Rule]:
 
 def _gather(node: fx.Node) -> list[Rule]:
     x, index = (value_of(n) for n in tensor_args(node))
-    dim = node.args[1] % max(1, x.dim())
+    dim = argument(node, 1) % max(1, x.dim())
     links: list[Link] = [((d,), (d, d)) for d in range(x.dim()) if d != dim and x.shape[d] == index.shape[d]]
     if x.dim() == index.dim() and x.dim():
         links.append(((dim,), (None, dim)))
@@ -216,11 +213,11 @@ def _gather(node: fx.Node) -> list[Rule]:
     return [*rules, Rule((PARTIAL,), (shard(dim), REPLICATE), local="sharded_gather")] if x.dim() else rules
 
 
-def _scatter(accumulate: bool) -> Any:
+def _scatter(accumulate: bool) -> RuleFunction:
     def rule(node: fx.Node) -> list[Rule]:
         inputs = tensor_args(node)
         x, index = value_of(inputs[0]), value_of(inputs[1])
-        dim, with_source = node.args[1] % max(1, x.dim()), len(inputs) > 2
+        dim, with_source = argument(node, 1) % max(1, x.dim()), len(inputs) > 2
         same = [d for d in range(x.dim()) if d != dim and x.shape[d] == index.shape[d]]
         if with_source:
             same = [d for d in same if value_of(inputs[2]).shape[d] == index.shape[d]]
@@ -237,16 +234,16 @@ def _scatter(accumulate: bool) -> Any:
 
 
 def _index_add(node: fx.Node) -> list[Rule]:
-    x = value_of(node.args[0])
-    dim = node.args[1] % max(1, x.dim())
+    x = value_of(argument(node, 0))
+    dim = argument(node, 1) % max(1, x.dim())
     rules = from_links([((d,), (d, None, d)) for d in range(x.dim()) if d != dim], [True], 3)
     return [*rules, Rule((PARTIAL,), (PARTIAL, REPLICATE, PARTIAL)), Rule((PARTIAL,), (PARTIAL, shard(0), shard(dim)))]
 
 
 def _index_select(node: fx.Node) -> list[Rule]:
-    x = value_of(node.args[0])
-    dim = node.args[1] % max(1, x.dim())
-    links: list[Link] = [((d,), (d, None)) for d in range(x.dim()) if d != dim] + [((dim,), (None, 0))]
+    x = value_of(argument(node, 0))
+    dim = argument(node, 1) % max(1, x.dim())
+    links: list[Link] = [*(((d,), (d, None)) for d in range(x.dim()) if d != dim), ((dim,), (None, 0))]
     return [*from_links(links, [True], 2), Rule((PARTIAL,), (PARTIAL, REPLICATE))]
 
 
@@ -267,8 +264,7 @@ def _grouped_product_backward(node: fx.Node) -> list[Rule]:
 def _embedding_bag(node: fx.Node) -> list[Rule]:
     inputs, present = tensor_args(node), _present(node)
     features = ((1, *(None for _ in present[1:])), (1, *(None for _ in inputs[1:])))
-    mode = node.args[4] if len(node.args) > 4 else 0
-    return from_links([features] if mode != 2 else [], present, len(inputs))
+    return from_links([features] if argument(node, 4, 0) != 2 else [], present, len(inputs))
 
 
 def _embedding_bag_backward(node: fx.Node) -> list[Rule]:
@@ -276,10 +272,10 @@ def _embedding_bag_backward(node: fx.Node) -> list[Rule]:
     return from_links([((1,), (1, *(None for _ in inputs[1:])))], [True], len(inputs))
 
 
-MATH_RULES = {
+MATH_RULES: dict[str, RuleFunction] = {
     "einsum": _einsum,
-    "mm": _matmul("mk", "kn", "mn"),
-    "bmm": _matmul("bmk", "bkn", "bmn"),
+    "mm": _matmul("mk,kn->mn"),
+    "bmm": _matmul("bmk,bkn->bmn"),
     "sum": _reduction(PARTIAL, linear=True),
     "amax": _reduction("P(max)"),
     "amin": _reduction("P(min)"),

@@ -2,26 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from torch import fx
 
-from ...passes.graph import tensor_args, value_of, values_of
+from ...passes.graph import argument, named_arguments, tensor_args, value_of, values_of
+from ...passes.naming import op_name
 from ...plans.layouts import PARTIAL, REPLICATE, shard
-from .rule import Link, Rule, from_links, replicated
+from .rule import Link, Rule, RuleFunction, from_links, replicated
 
 __all__ = ["SPATIAL_RULES"]
 
 
-def _named(node: fx.Node, names: list[str]) -> dict[str, Any]:
-    """Arguments of a node by the names of its schema."""
-    schema = [a.name for a in node.target._schema.arguments]  # type: ignore[union-attr]
-    values = dict(zip(schema, node.args, strict=False)) | dict(node.kwargs)
-    return {name: values.get(name) for name in names}
-
-
 def _mask_dim(mask: fx.Node | None, dim: int) -> int | None:
-    """Dim of an attention mask that runs with dim `dim` (0 batch, 1 head, 2 query) of a 4-d query; None if broadcast."""
+    """Dim of an attention mask that runs with dim `dim` (0 batch, 1 head, 2 query) of a 4-d query; None: broadcast."""
     if mask is None:
         return None
     shape = value_of(mask).shape
@@ -30,32 +22,34 @@ def _mask_dim(mask: fx.Node | None, dim: int) -> int | None:
 
 
 def _attention(node: fx.Node) -> list[Rule]:
-    inputs, given = tensor_args(node), _named(node, ["dropout_p", "is_causal", "attn_mask"])
+    inputs, given = tensor_args(node), named_arguments(node)
     rules = [replicated(len(values_of(node)), len(inputs), [v is not None for v in values_of(node)])]
     q, k = value_of(inputs[0]), value_of(inputs[1])
-    if given["dropout_p"]:
+    if given.get("dropout_p"):
         return rules
-    mask = given["attn_mask"]
+    mask = given.get("attn_mask")
     for dim in (0, 1):
         extra = [] if mask is None else [_mask_dim(mask, dim)]
-        rules += from_links([((dim, dim), (dim, dim, dim, *extra))], [True, True], len(inputs), even=q.shape[dim] != k.shape[dim])[1:]
-    if not given["is_causal"]:
+        links: list[Link] = [((dim, dim), (dim, dim, dim, *extra))]
+        rules += from_links(links, [True, True], len(inputs), even=q.shape[dim] != k.shape[dim])[1:]
+    if not given.get("is_causal"):
         extra = [] if mask is None else [_mask_dim(mask, 2)]
         rules += from_links([((2, 2), (2, None, None, *extra))], [True, True], len(inputs))[1:]
     return rules
 
 
 def _attention_backward(node: fx.Node) -> list[Rule]:
-    inputs, given = tensor_args(node), _named(node, ["dropout_p", "is_causal", "attn_mask"])
+    inputs, given = tensor_args(node), named_arguments(node)
     rules = [replicated(3, len(inputs))]
     q, k = value_of(inputs[1]), value_of(inputs[2])
-    if given["dropout_p"]:
+    if given.get("dropout_p"):
         return rules
-    mask = given["attn_mask"]
+    mask = given.get("attn_mask")
     for dim in (0, 1):
         extra = [] if mask is None else [_mask_dim(mask, dim)]
-        rules += from_links([((dim,) * 3, (dim,) * 6 + tuple(extra))], [True] * 3, len(inputs), even=q.shape[dim] != k.shape[dim])[1:]
-    if not given["is_causal"]:
+        links: list[Link] = [((dim,) * 3, (*(dim,) * 6, *extra))]
+        rules += from_links(links, [True] * 3, len(inputs), even=q.shape[dim] != k.shape[dim])[1:]
+    if not given.get("is_causal"):
         m = [] if mask is None else [_mask_dim(mask, 2)]
         ins = (2, 2, None, None, 2, 2, *m)
         rules.append(Rule((shard(2), PARTIAL, PARTIAL), tuple(REPLICATE if d is None else shard(d) for d in ins)))
@@ -63,7 +57,7 @@ def _attention_backward(node: fx.Node) -> list[Rule]:
 
 
 def _convolution(node: fx.Node) -> list[Rule]:
-    given = _named(node, ["bias", "transposed", "groups"])
+    given = named_arguments(node)
     bias = given["bias"] is not None
     tail = (REPLICATE,) if bias else ()
     rules = [replicated(1, 2 + bias), Rule((shard(0),), (shard(0), REPLICATE, *tail))]
@@ -76,7 +70,7 @@ def _convolution(node: fx.Node) -> list[Rule]:
 
 
 def _convolution_backward(node: fx.Node) -> list[Rule]:
-    given = _named(node, ["transposed", "groups"])
+    given = named_arguments(node)
     present = [v is not None for v in values_of(node)]
 
     def rule(dx: str, dw: str, db: str, *ins: str) -> Rule:
@@ -91,13 +85,13 @@ def _convolution_backward(node: fx.Node) -> list[Rule]:
     return rules
 
 
-def _leading(dims: int) -> Any:
-    """An op that works within each of its leading `dims` dims apart, all tensors having them."""
+def _leading(dims: int | None = None) -> RuleFunction:
+    """An op that works within each of its leading `dims` dims apart, all tensors having them; all but the spatial ones
+    where it is None."""
 
     def rule(node: fx.Node) -> list[Rule]:
         inputs, present = tensor_args(node), [v is not None for v in values_of(node)]
-        first = value_of(inputs[0])
-        lead = first.dim() - _SPATIAL.get(node.target._schema.name.split("::")[1], 2) if dims == 0 else dims  # type: ignore[union-attr]
+        lead = value_of(inputs[0]).dim() - _SPATIAL.get(op_name(node), 2) if dims is None else dims
         links: list[Link] = [((d,) * len(present), (d,) * len(inputs)) for d in range(lead)]
         return from_links(links, present, len(inputs))
 
@@ -123,27 +117,27 @@ _SPATIAL = {
 
 def _fourier(node: fx.Node) -> list[Rule]:
     ndim = value_of(node).dim()
-    dims = {d % ndim for d in node.args[1]}
+    dims = {d % ndim for d in argument(node, 1)}
     rules = from_links([((d,), (d,)) for d in range(ndim) if d not in dims], [True], 1)
     return [*rules, Rule((PARTIAL,), (PARTIAL,))]
 
 
-SPATIAL_RULES = {
+SPATIAL_RULES: dict[str, RuleFunction] = {
     "_scaled_dot_product_flash_attention_for_cpu": _attention,
     "_scaled_dot_product_flash_attention_for_cpu_backward": _attention_backward,
     "convolution": _convolution,
     "convolution_backward": _convolution_backward,
-    "max_pool2d_with_indices": _leading(0),
-    "max_pool2d_with_indices_backward": _leading(0),
-    "max_pool3d_with_indices": _leading(0),
-    "max_pool3d_with_indices_backward": _leading(0),
-    "avg_pool1d": _leading(0),
-    "avg_pool2d": _leading(0),
-    "avg_pool2d_backward": _leading(0),
-    "avg_pool3d": _leading(0),
-    "avg_pool3d_backward": _leading(0),
-    "_adaptive_avg_pool2d": _leading(0),
-    "_adaptive_avg_pool2d_backward": _leading(0),
+    "max_pool2d_with_indices": _leading(),
+    "max_pool2d_with_indices_backward": _leading(),
+    "max_pool3d_with_indices": _leading(),
+    "max_pool3d_with_indices_backward": _leading(),
+    "avg_pool1d": _leading(),
+    "avg_pool2d": _leading(),
+    "avg_pool2d_backward": _leading(),
+    "avg_pool3d": _leading(),
+    "avg_pool3d_backward": _leading(),
+    "_adaptive_avg_pool2d": _leading(),
+    "_adaptive_avg_pool2d_backward": _leading(),
     "upsample_nearest2d": _leading(2),
     "upsample_nearest2d_backward": _leading(2),
     "upsample_bilinear2d": _leading(2),
@@ -154,10 +148,10 @@ SPATIAL_RULES = {
     "upsample_nearest1d_backward": _leading(2),
     "upsample_linear1d": _leading(2),
     "upsample_linear1d_backward": _leading(2),
-    "reflection_pad2d": _leading(0),
-    "reflection_pad2d_backward": _leading(0),
-    "replication_pad2d": _leading(0),
-    "replication_pad2d_backward": _leading(0),
+    "reflection_pad2d": _leading(),
+    "reflection_pad2d_backward": _leading(),
+    "replication_pad2d": _leading(),
+    "replication_pad2d_backward": _leading(),
     "grid_sampler_2d": _leading(1),
     "_fft_c2c": _fourier,
     "_fft_r2c": _fourier,

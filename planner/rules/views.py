@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 
 from torch import fx
 
-from ...passes.graph import tensor_args, value_of
+from ...passes.graph import argument, tensor_args, value_of
 from ...plans.layouts import PARTIAL, REPLICATE, shard
-from .rule import Rule, from_links, replicated
+from .rule import Link, Rule, RuleFunction, from_links, replicated
 
 __all__ = ["VIEW_RULES", "aligned_dims"]
 
@@ -56,7 +55,7 @@ def _reshape(node: fx.Node) -> list[Rule]:
 
 def _permute(node: fx.Node) -> list[Rule]:
     ndim = value_of(node).dim()
-    return _linear_view([(d % ndim, i, False) for i, d in enumerate(node.args[1])])
+    return _linear_view([(d % ndim, i, False) for i, d in enumerate(argument(node, 1))])
 
 
 def _expand(node: fx.Node) -> list[Rule]:
@@ -71,54 +70,53 @@ def _keep_other_dims(node: fx.Node, dims: Sequence[int]) -> list[Rule]:
     """An op that touches only `dims` of its first input; other tensor inputs have the same dims."""
     inputs, out = tensor_args(node), value_of(node)
     touched = {d % max(1, out.dim()) for d in dims}
-    links = [((d,), (d,) * len(inputs)) for d in range(out.dim()) if d not in touched]
+    links: list[Link] = [((d,), (d,) * len(inputs)) for d in range(out.dim()) if d not in touched]
     rules = from_links(links, [True], len(inputs))
     return [*rules, Rule((PARTIAL,), (PARTIAL,) * len(inputs))]
 
 
 def _slice(node: fx.Node) -> list[Rule]:
     x, out = value_of(tensor_args(node)[0]), value_of(node)
-    dim = (node.args[1] if len(node.args) > 1 else 0) % x.dim()
+    dim = argument(node, 1, 0) % x.dim()
     return _keep_other_dims(node, [] if x.shape == out.shape else [dim])
 
 
 def _select(node: fx.Node) -> list[Rule]:
     x = value_of(tensor_args(node)[0])
-    dim = node.args[1] % x.dim()
+    dim = argument(node, 1) % x.dim()
     return _linear_view([(d, d - (d > dim), False) for d in range(x.dim()) if d != dim])
 
 
 def _slice_scatter(node: fx.Node) -> list[Rule]:
-    return _keep_other_dims(node, [node.args[2] if len(node.args) > 2 else 0])
+    return _keep_other_dims(node, [argument(node, 2, 0)])
 
 
 def _select_scatter(node: fx.Node) -> list[Rule]:
     out = value_of(node)
-    dim = node.args[2] % out.dim()
-    links = [((d,), (d, d - (d > dim))) for d in range(out.dim()) if d != dim]
+    dim = argument(node, 2) % out.dim()
+    links: list[Link] = [((d,), (d, d - (d > dim))) for d in range(out.dim()) if d != dim]
     return [*from_links(links, [True], 2), Rule((PARTIAL,), (PARTIAL, PARTIAL))]
 
 
 def _pad(node: fx.Node) -> list[Rule]:
-    ndim, pads = value_of(node).dim(), node.args[1]
+    ndim, pads = value_of(node).dim(), argument(node, 1)
     touched = [ndim - 1 - i // 2 for i, n in enumerate(pads) if n != 0]
-    value = node.args[2] if len(node.args) > 2 else 0
     rules = _keep_other_dims(node, touched)
-    return rules if value == 0 else rules[:-1]
+    return rules if argument(node, 2, 0) == 0 else rules[:-1]
 
 
 def _cat(node: fx.Node) -> list[Rule]:
     if any(value_of(n).dim() != value_of(node).dim() for n in tensor_args(node)):  # legacy empty tensors
         return [replicated(1, len(tensor_args(node)))]
-    return _keep_other_dims(node, [node.args[1] if len(node.args) > 1 else 0])
+    return _keep_other_dims(node, [argument(node, 1, 0)])
 
 
 def _flip(node: fx.Node) -> list[Rule]:
-    return _keep_other_dims(node, node.args[1])
+    return _keep_other_dims(node, argument(node, 1))
 
 
 def _repeat(node: fx.Node) -> list[Rule]:
-    x, times = value_of(tensor_args(node)[0]), node.args[1]
+    x, times = value_of(tensor_args(node)[0]), argument(node, 1)
     lead = len(times) - x.dim()
     pairs = [(d, d + lead, False) for d in range(x.dim()) if times[d + lead] == 1 and x.shape[d] != 1]
     return _linear_view(pairs)
@@ -126,14 +124,13 @@ def _repeat(node: fx.Node) -> list[Rule]:
 
 def _unfold(node: fx.Node) -> list[Rule]:
     x = value_of(tensor_args(node)[0])
-    dim = node.args[1] % x.dim()
+    dim = argument(node, 1) % x.dim()
     return _linear_view([(d, d, False) for d in range(x.dim()) if d != dim])
 
 
 def _diagonal(node: fx.Node) -> list[Rule]:
     x = value_of(tensor_args(node)[0])
-    a = (node.args[2] if len(node.args) > 2 else 0) % x.dim()
-    b = (node.args[3] if len(node.args) > 3 else 1) % x.dim()
+    a, b = argument(node, 2, 0) % x.dim(), argument(node, 3, 1) % x.dim()
     rest = [d for d in range(x.dim()) if d not in (a, b)]
     return _linear_view([(d, i, False) for i, d in enumerate(rest)])
 
@@ -152,14 +149,15 @@ def _full(node: fx.Node) -> list[Rule]:
     """A constant tensor: every piece of it can be made where it is needed."""
     out, inputs = value_of(node), len(tensor_args(node))
     plain = (REPLICATE,) * inputs
-    return [Rule((REPLICATE,), plain), *(Rule((shard(d),), plain) for d in range(out.dim()) if math.prod(out.shape) > 0)]
+    split = range(out.dim()) if out.numel() else ()
+    return [Rule((REPLICATE,), plain), *(Rule((shard(d),), plain) for d in split)]
 
 
 def _everywhere(node: fx.Node) -> list[Rule]:
     return [replicated(1, len(tensor_args(node)))]
 
 
-VIEW_RULES = {
+VIEW_RULES: dict[str, RuleFunction] = {
     "reshape": _reshape,
     "view": _reshape,
     "_unsafe_view": _reshape,

@@ -1,0 +1,81 @@
+"""What the command line asks of the rooms: a SPEC in words becomes a model, and the planner's calls are made on it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from .planner.api import draft, plan
+from .planner.apply import check_fits
+from .planner.check import CheckReport, in_float64
+from .planner.verify import check
+from .plans import Cluster, Mesh, Plan
+from .specs import Spec, load_spec
+
+__all__ = ["check_spec", "plan_spec", "replay_spec"]
+
+
+def plan_spec(
+    spec: str,
+    *,
+    cluster: Cluster,
+    mesh: Mesh | None,
+    global_batch: int | None = None,
+    seq_len: int | None = None,
+    layers: int | None = None,
+    **options: Any,
+) -> Plan:
+    """The plan of the model that `spec` names; `options` are those of `meshwright.plan`."""
+    found = load_spec(spec, batch=global_batch, seq_len=seq_len, layers=layers)
+    model, args, kwargs = found.build()
+    return plan(model, args, kwargs, cluster=cluster, mesh=mesh, loss=found.loss, name=found.name, **options)
+
+
+def check_spec(
+    spec: str,
+    mesh: Mesh,
+    *,
+    plan: Plan | None = None,
+    ranks: str = "simulated",
+    random: int | None = None,
+    seed: int = 0,
+    global_batch: int | None = None,
+    seq_len: int | None = None,
+    layers: int | None = None,
+    **options: Any,
+) -> CheckReport:
+    """Whether the model that `spec` names computes the same when it is split over `mesh`."""
+    size = {"batch": global_batch, "seq_len": seq_len, "layers": layers}
+    found = load_spec(spec, **size)
+    model, args, kwargs = found.build()
+    build = partial(_built, spec, size) if ranks == "gloo" else None
+    return check(
+        model, args, kwargs, mesh=mesh, plan=plan, loss=_outer(found), random=random or 0, seed=seed, build=build, **options
+    )
+
+
+def _outer(spec: Spec) -> Callable[[Any], Any] | None:
+    return spec.loss
+
+
+def _built(spec: str, size: dict[str, int | None]) -> tuple[Any, tuple, dict[str, Any], Callable | None, None]:
+    """A rank's copy of the model, as `check` runs it."""
+    found = load_spec(spec, **size)  # type: ignore[arg-type]
+    model, args, kwargs = in_float64(*found.build())
+    return model, args, kwargs, found.loss, None
+
+
+def replay_spec(
+    plan: Plan, spec: str, *, global_batch: int | None = None, seq_len: int | None = None, layers: int | None = None
+) -> Plan:
+    """`plan` itself, once it is sure that it fits the model that `spec` names. ReplayError names the first difference."""
+    found = load_spec(spec, batch=global_batch, seq_len=seq_len, layers=layers)
+    model, args, kwargs = found.build()
+    prepared = draft(
+        model, args, kwargs, cluster=plan.cluster, mesh=plan.mesh, loss=found.loss, recompute=plan.options.recompute, optimizer="none"
+    )
+    check_fits(plan, model, prepared.captured, prepared.blocks)
+    return plan
+
+

@@ -1,0 +1,256 @@
+"""The parallel module: the user's model, its parameters DTensors, its forward and backward the planned local program.
+
+    model = parallelize(model, captured, plan, device_mesh)
+    loss = model(batch); loss.backward(); optimizer.step()
+
+It stays an instance of the user's class with the user's names, so that optimizers, gradient clipping and distributed
+checkpoints see ordinary DTensor parameters. Plain tensors given to it are whole (the same on every rank) and so are the
+tensors it returns; a DTensor is taken as it lies.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard
+
+from ..plans.errors import ReplayError, RequestError
+from ..plans.layouts import Layout, shard_dim
+from ..plans.meshes import Mesh
+from ..plans.plan import Plan
+from .capture import capture
+from .graph import Captured
+from .local import localize
+from .lookup import PlanLookup
+from .simulate import piece
+from .split import Halves, split
+from .trees import Tree, flatten_call
+
+__all__ = ["Parallel", "Program", "parallelize", "placements_of"]
+
+LossFunction = Callable[[Any], torch.Tensor]
+
+
+def placements_of(layout: Layout) -> tuple[Placement, ...]:
+    """A layout as DTensor placements."""
+    found: list[Placement] = []
+    for text in layout:
+        dim = shard_dim(text)
+        found.append(Shard(dim) if dim is not None else Replicate() if text == "R" else Partial(text[2:-1]))
+    return tuple(found)
+
+
+class Program:
+    """One captured step as this rank runs it: forward and backward graphs and what goes in and out of them."""
+
+    def __init__(self, captured: Captured, plan: Plan, device_mesh: DeviceMesh) -> None:
+        mesh = plan.mesh
+        coordinate = device_mesh.get_coordinate()
+        assert coordinate is not None
+        groups = [device_mesh.get_group(axis).group_name for axis in range(mesh.ndim)]
+        self.lookup = PlanLookup(plan)
+        self.mesh: Mesh = mesh
+        self.coordinate = tuple(coordinate)
+        self.device = torch.device(device_mesh.device_type)
+        local = localize(captured, self.lookup, mesh, self.coordinate, groups, device=self.device)
+        self.halves: Halves = split(local)
+        self.inputs: Tree = captured.input_tree
+        self.outputs: Tree = captured.output_tree
+        self.count = len(captured.outputs)
+        self.sources = list(captured.sources.values())
+        self.layouts: list[Layout] = [self.lookup(s.name).outputs[0] for s in self.sources]  # type: ignore[misc]
+        self.compiled: tuple[Callable, Callable] | None = None
+
+    def run(self, held: Sequence[torch.Tensor], given: Sequence[torch.Tensor], *, compiled: bool) -> list[Any]:
+        """Outputs, then mutated values, from the local pieces of what is held and what is given."""
+        forward, backward = self._graphs(compiled)
+        return list(_Step.apply(self.halves, forward, backward, *held, *given))  # type: ignore[arg-type]
+
+    def _graphs(self, compiled: bool) -> tuple[Callable, Callable]:
+        if not compiled:
+            return self.halves.forward, self.halves.backward
+        if self.compiled is None:
+            self.compiled = (torch.compile(self.halves.forward), torch.compile(self.halves.backward))
+        return self.compiled
+
+    def local(self, tensor: torch.Tensor, layout: Layout, device_mesh: DeviceMesh) -> torch.Tensor:
+        """This rank's piece of an input."""
+        if isinstance(tensor, DTensor):
+            return tensor.redistribute(device_mesh, placements_of(layout)).to_local()
+        if all(p == "R" for p in layout):
+            return tensor.to(self.device)
+        return piece(tensor, layout, self.mesh, self.coordinate).to(self.device)
+
+
+class _Step(torch.autograd.Function):
+    """The local forward, with the local backward as its derivative."""
+
+    @staticmethod
+    def forward(ctx: Any, halves: Halves, forward: Callable, backward: Callable, *sources: torch.Tensor) -> tuple:
+        with torch.no_grad():
+            results = forward(*sources)
+        program = halves.program
+        ends = results[: halves.results]
+        ctx.set_materialize_grads(False)
+        ctx.halves, ctx.run, ctx.like = halves, backward, [(r.shape, r.dtype, r.device) for r in ends]
+        ctx.save_for_backward(*results[halves.results :])
+        flows = {at for at, index in enumerate(program.outputs) if index in program.tangents}
+        ctx.mark_non_differentiable(*[r for at, r in enumerate(ends) if at not in flows])
+        return tuple(ends)
+
+    @staticmethod
+    def backward(ctx: Any, *tangents: torch.Tensor | None) -> tuple:
+        program = ctx.halves.program
+        given = dict(zip(program.outputs, tangents, strict=False))
+        like = dict(zip(program.outputs, ctx.like, strict=False))
+        full = []
+        for index in program.tangents:
+            shape, dtype, device = like[index]
+            tangent = given[index]
+            full.append(torch.zeros(shape, dtype=dtype, device=device) if tangent is None else tangent.contiguous())
+        with torch.no_grad():
+            gradients = ctx.run(*ctx.saved_tensors, *full)
+        found = dict(zip(program.gradients, gradients, strict=True))
+        for name, needs in program.needs.items():
+            if needs and all(given[i] is None for i in needs):
+                found[name] = None  # nothing flowed: as in eager, there is no gradient rather than a zero one
+        return (None, None, None, *[found.get(name) for name in program.sources])
+
+
+class Parallel(nn.Module):
+    """What `parallelize` adds to the user's class. Not made directly."""
+
+    _meshwright: _State
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """The model's output, computed by all ranks together."""
+        return self._meshwright.call(self, args, kwargs, torch.compiler.is_compiling())
+
+    @property
+    def plan(self) -> Plan:
+        """The plan that this model runs by."""
+        return self._meshwright.plan
+
+
+class _State:
+    """A parallel model's programs, one per signature of its inputs."""
+
+    def __init__(self, skeleton: nn.Module, plan: Plan, device_mesh: DeviceMesh, loss: LossFunction | None) -> None:
+        self.skeleton, self.plan, self.device_mesh, self.loss = skeleton, plan, device_mesh, loss
+        self.programs: dict[tuple, Program] = {}
+
+    def add(self, captured: Captured, training: bool) -> Program:
+        """Keep the program of a capture."""
+        program = Program(captured, self.plan, self.device_mesh)
+        shapes = tuple((s.shape, s.dtype, s.requires_grad) for s in program.sources if s.kind == "input")
+        self.programs[captured.input_tree.names, captured.input_tree.constants, shapes, training] = program
+        return program
+
+    @torch.compiler.disable
+    def call(self, model: Parallel, args: tuple, kwargs: dict[str, Any], compiled: bool) -> Any:
+        """Run the program for these inputs, capturing them first when their shapes are new."""
+        tensors, tree = flatten_call(args, kwargs)
+        key = (tree.names, tree.constants, tuple((tuple(t.shape), t.dtype, t.requires_grad) for t in tensors), model.training)
+        program = self.programs.get(key) or self._capture(args, kwargs, model.training)
+        held = [_local(_held(model, s.name)) for s in program.sources if s.kind != "input"]
+        layouts = [layout for s, layout in zip(program.sources, program.layouts, strict=True) if s.kind == "input"]
+        given = [program.local(t, layout, self.device_mesh) for t, layout in zip(tensors, layouts, strict=True)]
+        results = program.run(held, given, compiled=compiled)
+        local = program.halves.program
+        outputs = dict(zip(local.outputs, results, strict=False))
+        with torch.no_grad():
+            for name, value in zip(local.mutations, results[len(local.outputs) :], strict=True):
+                target = tensors[tree.names.index(name)] if name in tree.names else _local(_held(model, name))
+                target.copy_(value)
+        return program.outputs.build([outputs.get(index) for index in range(program.count)])
+
+    def _capture(self, args: tuple, kwargs: dict[str, Any], training: bool) -> Program:
+        self.skeleton.train(training) if self.skeleton.training != training else None
+        try:
+            return self.add(capture(self.skeleton, args, kwargs, loss=self.loss, recompute=self.plan.options.recompute), training)
+        except (ReplayError, RequestError) as error:
+            raise ReplayError(f"'inputs' must have shapes that the plan can split, got others than it was made for: {error}") from error
+
+
+def parallelize(
+    model: nn.Module, captured: Captured, plan: Plan, device_mesh: DeviceMesh, *, loss: LossFunction | None = None, in_place: bool = False
+) -> nn.Module:
+    """`model` run by `plan` on `device_mesh`: a new module of the model's class, or the same one with `in_place`.
+
+    Weights that are there (not on the meta device) are taken over: every rank keeps its own pieces. Otherwise call
+    `to_empty(device=...)` and initialise, or load a distributed checkpoint.
+    """
+    _fits_mesh(plan, device_mesh)
+    memo: dict[int, Any] = {}
+    for tensor in (*model.parameters(), *model.buffers()):
+        memo[id(tensor)] = _on_meta(tensor)
+    skeleton = copy.deepcopy(model, dict(memo))
+    state = _State(skeleton, plan, device_mesh, loss)
+    program = state.add(captured, model.training)
+    placed = {s.name: layout for s, layout in zip(program.sources, program.layouts, strict=True)}
+    pieces = {id(t): _placed(t, placed[n], device_mesh, program) for n, t in _tensors(model, captured) if n in placed}
+    if in_place:
+        _put(model, pieces)
+        parallel = model
+    else:
+        parallel = copy.deepcopy(model, dict(pieces))
+    cls = type(parallel)
+    parallel.__class__ = type(cls.__name__, (Parallel, cls), {"__module__": cls.__module__, "__qualname__": cls.__qualname__})
+    object.__setattr__(parallel, "_meshwright", state)
+    return parallel
+
+
+def _put(model: nn.Module, pieces: dict[int, torch.Tensor]) -> None:
+    """Replace the parameters and buffers of `model` under all of their names."""
+    for module in model.modules():
+        for held in (module._parameters, module._buffers):
+            for key, tensor in held.items():
+                if id(tensor) in pieces:
+                    held[key] = pieces[id(tensor)]  # type: ignore[assignment]
+
+
+def _fits_mesh(plan: Plan, device_mesh: DeviceMesh) -> None:
+    shape = tuple(device_mesh.mesh.shape)
+    if shape != plan.mesh.shape:
+        raise ReplayError(
+            f"'device_mesh' must have the plan's mesh shape {plan.mesh}, got {'x'.join(map(str, shape))}; plan again for this mesh"
+        )
+
+
+def _tensors(model: nn.Module, captured: Captured) -> list[tuple[str, torch.Tensor]]:
+    return [(s.name, _held(model, s.name)) for s in captured.sources.values() if s.kind in ("parameter", "buffer")]
+
+
+def _held(model: nn.Module, name: str) -> torch.Tensor:
+    path, _, key = name.rpartition(".")
+    return getattr(model.get_submodule(path), key)
+
+
+def _local(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
+def _on_meta(tensor: torch.Tensor) -> torch.Tensor:
+    meta = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="meta")
+    if isinstance(tensor, nn.Parameter):
+        return nn.Parameter(meta, requires_grad=tensor.requires_grad)
+    return meta
+
+
+def _placed(tensor: torch.Tensor, layout: Layout, device_mesh: DeviceMesh, program: Program) -> torch.Tensor:
+    """A parameter as a DTensor parameter; a buffer as a DTensor where it is split, a plain tensor where it is whole."""
+    parameter = isinstance(tensor, nn.Parameter)
+    local = piece(tensor.detach(), layout, program.mesh, program.coordinate)
+    if local.device.type != "meta":
+        local = local.to(program.device)
+    if not parameter and all(p == "R" for p in layout):
+        return local
+    placed = DTensor.from_local(
+        local, device_mesh, placements_of(layout), run_check=False, shape=tensor.shape, stride=torch.empty(tensor.shape, device="meta").stride()
+    )
+    return nn.Parameter(placed, requires_grad=tensor.requires_grad) if parameter else placed

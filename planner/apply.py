@@ -1,0 +1,208 @@
+"""From a plan to a running model: replay a plan, or plan and apply in one call, now or at the model's first call."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+
+from ..passes.blocks import repeated_blocks
+from ..passes.capture import capture
+from ..passes.graph import Captured
+from ..passes.runtime import parallelize
+from ..plans.clusters import Cluster
+from ..plans.errors import ReplayError, RequestError
+from ..plans.meshes import Mesh
+from ..plans.plan import Plan
+from .api import LossFunction, plan
+from .folding import Blocks
+from .write import model_of
+
+__all__ = ["apply", "autoparallelize", "capture_for", "check_fits"]
+
+_TORCH_RANGE = ("2.13", "2.15")
+
+
+def apply(
+    plan: Plan,
+    model: nn.Module,
+    args: Sequence[Any] = (),
+    kwargs: dict[str, Any] | None = None,
+    *,
+    loss: LossFunction | None = None,
+    device_mesh: DeviceMesh | None = None,
+    in_place: bool = False,
+) -> nn.Module:
+    """`model` run by `plan`: nothing is solved. Every rank calls this with the same model and inputs of the same shapes.
+
+    `loss` must be the one that the plan was made with. Without `device_mesh`, one is made on the process group.
+    Raises ReplayError naming the first difference when the plan is for another model, mesh or torch version.
+    """
+    mesh = device_mesh or _device_mesh(plan.mesh)
+    captured = capture_for(plan, model, args, kwargs or {}, loss)
+    return parallelize(model, captured, plan, mesh, loss=loss, in_place=in_place)
+
+
+def capture_for(plan: Plan, model: nn.Module, args: Sequence[Any], kwargs: dict[str, Any], loss: LossFunction | None) -> Captured:
+    """The model captured as the plan wants it, once it is sure that the plan is for it."""
+    _check_torch(plan)
+    captured = capture(model, args, kwargs, loss=loss, recompute=plan.options.recompute)
+    check_fits(plan, model, captured)
+    return captured
+
+
+def check_fits(plan: Plan, model: nn.Module, captured: Captured, blocks: Blocks | None = None) -> None:
+    """ReplayError when `plan` is for another model than `captured`, naming the first difference."""
+    _check_torch(plan)
+    _same_tensors(plan, model)
+    inputs = {s.name: s for s in captured.sources.values() if s.kind == "input"}
+    for tensor in plan.inputs:
+        found = inputs.get(tensor.name)
+        if found is None:
+            raise ReplayError(f"'plan' must be for this model's inputs, got one with {tensor.name}, which this call does not give; plan again")
+    for name in inputs:
+        if name not in {t.name for t in plan.inputs}:
+            raise ReplayError(f"'plan' must be for this model's inputs, got one without {name}; plan again")
+    digest = model_of(captured, plan.model.name, blocks or Blocks(counts=repeated_blocks(model))).digest
+    if digest != plan.model.digest and all(tuple(inputs[t.name].shape) == t.shape for t in plan.inputs):
+        raise ReplayError(
+            f"'plan' must be for this model, got one for a model of another structure (fingerprint {plan.model.digest[:12]}, "
+            f"this one {digest[:12]}); plan again"
+        )
+
+
+def _check_torch(plan: Plan) -> None:
+    have, want = (tuple(int(x) for x in v.split("+")[0].split(".")[:2]) for v in (torch.__version__, plan.torch_version))
+    low, high = (tuple(int(x) for x in v.split(".")) for v in _TORCH_RANGE)
+    if not low <= want <= high or not low <= have <= high:
+        raise ReplayError(
+            f"'plan' must be of a torch version from {_TORCH_RANGE[0]} to {_TORCH_RANGE[1]}, got version {plan.torch_version} "
+            f"(running {torch.__version__}); plan again with this version"
+        )
+
+
+def _same_tensors(plan: Plan, model: nn.Module) -> None:
+    """ReplayError at the first parameter that plan and model do not share."""
+    blocks = Blocks(counts=repeated_blocks(model))
+    have = {blocks.pattern(n): p for n, p in model.named_parameters()} | dict(model.named_parameters())
+    want = {t.name: t for t in plan.parameters}
+    for block in plan.model.blocks:
+        count = blocks.counts.get(block.pattern.removesuffix("*").rstrip("."))
+        if count != block.count:
+            raise ReplayError(f"'plan' must be for this model, got one with {block.count} blocks {block.pattern}, the model has {count or 0}; plan again")
+    for name, tensor in want.items():
+        if name not in have:
+            raise ReplayError(f"'plan' must be for this model, got one with parameter {name}, which the model lacks; plan again")
+        if tuple(have[name].shape) != tensor.shape or str(have[name].dtype) != f"torch.{tensor.dtype}":
+            raise ReplayError(
+                f"'plan' must be for this model, got {name} of shape {list(tensor.shape)} {tensor.dtype}, the model has "
+                f"{list(have[name].shape)} {str(have[name].dtype).removeprefix('torch.')}; plan again"
+            )
+    for name, _ in model.named_parameters():
+        if name not in want and blocks.pattern(name) not in want:
+            raise ReplayError(f"'plan' must be for this model, got one without its parameter {name}; plan again")
+
+
+def autoparallelize(
+    model: nn.Module,
+    args: Sequence[Any] | None = None,
+    kwargs: dict[str, Any] | None = None,
+    *,
+    cluster: Cluster | DeviceMesh | str | None = None,
+    mesh: Mesh | str | None = None,
+    plan: Plan | None = None,
+    loss: LossFunction | None = None,
+    **options: Any,
+) -> nn.Module:
+    """`model` split over the process group: planned (unless `plan` is given) and applied.
+
+    With `args` or `kwargs` this happens now; without, at the first call, from its inputs: only then does the model have
+    its DTensor parameters, so an optimizer is made after it. `cluster` is the machine to plan for
+    (by default what the process group runs on) or a DeviceMesh to use. Other `options` are those of `plan`.
+    """
+    if not dist.is_initialized():
+        raise RequestError("'autoparallelize' must run in a process group, got none; start with torchrun and call torch.distributed.init_process_group()")
+    if args is None and kwargs is None:
+        return _at_first_call(model, dict(cluster=cluster, mesh=mesh, plan=plan, loss=loss, **options))
+    return _now(model, tuple(args or ()), dict(kwargs or {}), cluster, mesh, plan, loss, options, in_place=False)
+
+
+def _now(
+    model: nn.Module, args: tuple, kwargs: dict, cluster: Any, mesh: Any, given: Plan | None, loss: Any, options: dict[str, Any], *, in_place: bool
+) -> nn.Module:
+    device_mesh = cluster if isinstance(cluster, DeviceMesh) else None
+    if device_mesh is not None:
+        names = device_mesh.mesh_dim_names or Mesh.of(tuple(device_mesh.mesh.shape)).axis_names
+        mesh, cluster = Mesh(tuple(device_mesh.mesh.shape), tuple(names)), None
+    where = _here() if cluster is None else cluster
+    if given is None:
+        given = plan(model, args, kwargs, cluster=where, mesh=mesh or Mesh.of((dist.get_world_size(),)), loss=loss, **options)
+        given = _agreed(given)
+    return apply(given, model, args, kwargs, loss=loss, device_mesh=device_mesh, in_place=in_place)
+
+
+def _agreed(found: Plan) -> Plan:
+    """The plan of rank 0, on every rank: solvers that stop at a time limit may stop at different plans."""
+    box: list[Any] = [found.to_bytes()]
+    dist.broadcast_object_list(box, src=0)
+    return Plan.from_bytes(box[0])
+
+
+def _here() -> Cluster:
+    """The machine that the process group runs on."""
+    size = dist.get_world_size()
+    if not torch.cuda.is_available():
+        return Cluster(device="cpu", nodes=1, devices_per_node=size)
+    per_node = min(size, torch.cuda.device_count())
+    return Cluster(device=_device_name(torch.cuda.get_device_name()), nodes=-(-size // per_node), devices_per_node=per_node)
+
+
+def _device_name(name: str) -> str:
+    """The data sheet for a CUDA device's name."""
+    known = {"H100 80GB HBM3": "h100-sxm", "H100 PCIe": "h100-pcie", "H200": "h200-sxm", "A100-SXM4-80GB": "a100-sxm", "A100-SXM4-40GB": "a100-sxm-40gb",
+             "A100 80GB PCIe": "a100-pcie", "B200": "b200-sxm", "V100": "v100-sxm", "L40S": "l40s", "4090": "rtx-4090", "3090": "rtx-3090"}  # fmt: skip
+    for part, sheet in known.items():
+        if part in name:
+            return sheet
+    raise RequestError(f"'cluster' must be given on a device without a data sheet, got {name!r}; pass cluster='h100-sxm:8' or the nearest one")
+
+
+def _device_mesh(mesh: Mesh) -> DeviceMesh:
+    if not dist.is_initialized():
+        raise RequestError("'device_mesh' must be given, or a process group be running, got neither; start with torchrun and call torch.distributed.init_process_group()")
+    if dist.get_world_size() != mesh.size:
+        raise ReplayError(f"'plan' must be for as many ranks as run, got a mesh {mesh} of {mesh.size} for {dist.get_world_size()} ranks; plan again for this mesh")
+    device = "cuda" if torch.cuda.is_available() and dist.get_backend() == "nccl" else "cpu"
+    return init_device_mesh(device, mesh.shape, mesh_dim_names=mesh.axis_names)
+
+
+class _Waiting(nn.Module):
+    """A model that is planned at its first call. Not made directly."""
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """Plan and apply, then run as the parallel model."""
+        wanted = self.__dict__.pop("_meshwright_request")
+        self.__class__ = type(self).__mro__[2]
+        given = {k: wanted.pop(k) for k in ("cluster", "mesh", "plan", "loss")}
+        _now(self, args, kwargs, given["cluster"], given["mesh"], given["plan"], given["loss"], wanted, in_place=True)
+        return self(*args, **kwargs)
+
+    def parameters(self, recurse: bool = True) -> Any:
+        """Refused: an optimizer on these parameters would train tensors that the first call replaces."""
+        raise RequestError(
+            "'parameters' must be asked for after the model's first call, which plans it and makes them DTensors; run one batch "
+            "first, or pass example inputs to autoparallelize"
+        )
+
+
+def _at_first_call(model: nn.Module, request: dict[str, Any]) -> nn.Module:
+    cls = type(model)
+    waiting = copy.copy(model)
+    waiting.__class__ = type(cls.__name__, (_Waiting, cls), {"__module__": cls.__module__})
+    waiting.__dict__["_meshwright_request"] = request
+    return waiting
