@@ -51,7 +51,16 @@ def check_spec(
     model, args, kwargs = found.build()
     build = partial(_built, spec, size) if ranks == "gloo" else None
     return check(
-        model, args, kwargs, mesh=mesh, plan=plan, loss=_outer(found), random=random or 0, seed=seed, build=build, **options
+        model,
+        args,
+        kwargs,
+        mesh=mesh,
+        plan=plan,
+        loss=_outer(found),
+        random=random or 0,
+        seed=seed,
+        build=build,
+        **options,
     )
 
 
@@ -73,9 +82,14 @@ def replay_spec(
     found = load_spec(spec, batch=global_batch, seq_len=seq_len, layers=layers)
     model, args, kwargs = found.build()
     prepared = draft(
-        model, args, kwargs, cluster=plan.cluster, mesh=plan.mesh, loss=found.loss, recompute=plan.options.recompute, optimizer="none"
+        model,
+        args,
+        kwargs,
+        cluster=plan.cluster,
+        mesh=plan.mesh,
+        loss=found.loss,
+        recompute=plan.options.recompute,
+        optimizer="none",
     )
     check_fits(plan, model, prepared.captured, prepared.blocks)
     return plan
-
-

@@ -79,7 +79,21 @@ def _kind(block: nn.Module, number: int) -> tuple:
     plain = []
     for name, module in block.named_modules():
         hooks = tuple(len(getattr(module, h)) for h in ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks"))
-        values = {k: v for k, v in vars(module).items() if isinstance(v, _PLAIN) and not (type(v) is int and v == number and k.endswith(("idx", "id", "index")))}
-        counted = tuple(sorted(k for k, v in vars(module).items() if type(v) is int and k.endswith(("idx", "id", "index"))))
-        plain.append((name, type(module), hooks, tuple(sorted((k, repr(v)) for k, v in values.items() if k not in counted)), counted))
+        values = {
+            k: v
+            for k, v in vars(module).items()
+            if isinstance(v, _PLAIN) and not (type(v) is int and v == number and k.endswith(("idx", "id", "index")))
+        }
+        counted = tuple(
+            sorted(k for k, v in vars(module).items() if type(v) is int and k.endswith(("idx", "id", "index")))
+        )
+        plain.append(
+            (
+                name,
+                type(module),
+                hooks,
+                tuple(sorted((k, repr(v)) for k, v in values.items() if k not in counted)),
+                counted,
+            )
+        )
     return type(block), tensors, tuple(plain)

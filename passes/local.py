@@ -29,27 +29,7 @@ aten = torch.ops.aten
 Lookup = Callable[[str], Node]
 
 # Position of the argument that holds the global shape of the output.
-_SHAPE_ARGUMENT = {
-    "reshape": 1,
-    "view": 1,
-    "_unsafe_view": 1,
-    "expand": 1,
-    "full": 0,
-    "zeros": 0,
-    "ones": 0,
-    "empty": 0,
-    "new_zeros": 1,
-    "new_ones": 1,
-    "new_full": 1,
-    "new_empty": 1,
-    "upsample_nearest1d_backward": 2,
-    "upsample_nearest2d_backward": 2,
-    "upsample_bilinear2d_backward": 2,
-    "upsample_bicubic2d_backward": 2,
-    "upsample_linear1d_backward": 2,
-}
-
-
+_SHAPE_ARGUMENT = {"reshape": 1, "expand": 1, "full": 0}
 # Kernels that take their inputs to be laid out as a plain model would give them: pieces are packed first.
 _PACKED = {
     "_scaled_dot_product_flash_attention_for_cpu",

@@ -42,23 +42,28 @@ def _sharded_rows(emit: Emitter, node: fx.Node, args: Any, kwargs: Any, ins: Any
     start, length = emit.offset(weight.shape, 0, ins[0])
     index, inside = _here(emit, args[1], start, length)
     rows = emit.call(aten.embedding.default, (args[0], index))
-    return _rows_where(emit, inside, rows, value_of(node))
+    inside = emit.call(aten.unsqueeze.default, (inside, -1))
+    return emit.call(aten.where.self, (inside, rows, _zero(emit, value_of(node))))
 
 
 def _sharded_rows_backward(emit: Emitter, node: fx.Node, args: Any, outs: Any) -> fx.Node:
-    """An index outside of this rank's rows adds nothing: its gradient is zeroed first."""
+    """An index outside of this rank's rows is sent to a spare last row, cut off after: how often the rows here occur,
+    by which their gradient may be scaled, stays right."""
     start, length = emit.offset(value_of(node).shape, 0, outs[0])
     grad, index, _, padding, scale = args
     here, inside = _here(emit, index, start, length)
     if padding >= 0:
         inside = emit.call(aten.logical_and.default, (inside, emit.call(aten.ne.Scalar, (index, padding))))
-    kept = _rows_where(emit, inside, grad, value_of(node))
-    return emit.call(aten.embedding_dense_backward.default, (kept, here, length, -1, scale))
+    here = _or_spare(emit, inside, here, length, tensor_args(node)[1])
+    wide = emit.call(aten.embedding_dense_backward.default, (grad, here, length + 1, -1, scale))
+    return emit.call(aten.slice.Tensor, (wide, 0, 0, length))
 
 
-def _rows_where(emit: Emitter, inside: fx.Node, rows: fx.Node, like: torch.Tensor) -> fx.Node:
-    """Rows whose index is `inside`, zero elsewhere."""
-    return emit.call(aten.where.self, (emit.call(aten.unsqueeze.default, (inside, -1)), rows, _zero(emit, like)))
+def _or_spare(emit: Emitter, inside: fx.Node, index: fx.Node, spare: int, like: fx.Node) -> fx.Node:
+    """`index` where `inside`, elsewhere the place after the last one."""
+    value = value_of(like)
+    last = emit.call(aten.scalar_tensor.default, (spare,), {"dtype": value.dtype, "device": value.device})
+    return emit.call(aten.where.self, (inside, index, last))
 
 
 def _zero(emit: Emitter, value: torch.Tensor) -> fx.Node:
@@ -80,8 +85,7 @@ def _sharded_scatter(emit: Emitter, node: fx.Node, args: Any, kwargs: Any, ins: 
     dim = args[1] % x.dim()
     start, length = emit.offset(x.shape, dim, ins[0])
     index, inside = _here(emit, args[2], start, length)
-    spare = emit.call(aten.scalar_tensor.default, (length,), {"dtype": torch.int64, "device": x.device})
-    index = emit.call(aten.where.self, (inside, index, spare))
+    index = _or_spare(emit, inside, index, length, tensor_args(node)[1])
     wide = emit.call(aten.constant_pad_nd.default, (args[0], [0, 0] * (x.dim() - 1 - dim) + [0, 1]))
     wide = emit.call(aten.scatter.value, (wide, dim, index, args[3]))
     return emit.call(aten.slice.Tensor, (wide, dim, 0, length))

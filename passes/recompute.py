@@ -91,7 +91,12 @@ def _repeat(captured: Captured, again: set[fx.Node]) -> None:
 
 
 def _copy(
-    graph: fx.Graph, captured: Captured, node: fx.Node, before: fx.Node, again: set[fx.Node], copies: dict[fx.Node, fx.Node]
+    graph: fx.Graph,
+    captured: Captured,
+    node: fx.Node,
+    before: fx.Node,
+    again: set[fx.Node],
+    copies: dict[fx.Node, fx.Node],
 ) -> fx.Node:
     """The repetition of `node`, made before its first reader in the backward."""
     stack = [node]

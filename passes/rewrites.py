@@ -6,6 +6,7 @@ of a slice is a padding; random numbers are drawn for a shape alone.
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable
 from typing import Any
 
@@ -69,6 +70,11 @@ DECOMPOSED = (
     aten.trace,
     aten.dot,
     aten.mv,
+    aten.addr,
+    aten.aminmax,
+    aten.renorm,
+    aten.rot90,
+    aten.block_diag,
     aten.lerp,
     aten.addcdiv,
     aten.addcmul,
@@ -199,8 +205,16 @@ def _as_strided(graph: fx.Graph, node: fx.Node) -> fx.Node | None:
     return emit(graph, node, aten.reshape.default, (x, list(out.shape)), node)
 
 
-def _renamed(target: Any) -> Rewrite:
-    return lambda graph, node: emit(graph, node, target, node.args, node, dict(node.kwargs))
+def _renamed(target: Any, of_number: Callable[[complex], complex]) -> Rewrite:
+    """A lazy view as the op that computes it; autograd takes it of plain numbers, too."""
+
+    def rewrite(graph: fx.Graph, node: fx.Node) -> fx.Node:
+        x = argument(node, 0)
+        if isinstance(x, fx.Node):
+            return emit(graph, node, target, node.args, node, dict(node.kwargs))
+        return _filled(graph, node, of_number(x))
+
+    return rewrite
 
 
 def _drawn(graph: fx.Graph, node: fx.Node) -> fx.Node | None:
@@ -217,8 +231,8 @@ def _drawn(graph: fx.Graph, node: fx.Node) -> fx.Node | None:
 REWRITES: dict[Any, Rewrite] = {
     aten.addmm.default: _addmm,
     aten.copy.default: _copied,
-    aten._conj.default: _renamed(aten.conj_physical.default),
-    aten._neg_view.default: _renamed(aten.neg.default),
+    aten._conj.default: _renamed(aten.conj_physical.default, lambda x: x.conjugate()),
+    aten._neg_view.default: _renamed(aten.neg.default, operator.neg),
     aten.bernoulli.p: _drawn,
     aten.native_dropout.default: _native_dropout,
     aten.as_strided.default: _as_strided,
@@ -236,6 +250,7 @@ REWRITES: dict[Any, Rewrite] = {
     aten.ones_like.default: _constant(1),
     aten.zeros.default: _constant(0),
     aten.ones.default: _constant(1),
+    aten.empty.memory_format: _constant(0),
     aten.empty_like.default: _constant(0),
     aten.new_empty.default: _constant(0),
     aten.new_full.default: _given(2),

@@ -58,7 +58,7 @@ class Program:
         self.coordinate = tuple(coordinate)
         self.device = torch.device(device_mesh.device_type)
         local = localize(captured, self.lookup, mesh, self.coordinate, groups, device=self.device)
-        self.halves: Halves = split(local)
+        self.halves: Halves = split(local, early=plan.options.prefetch)
         self.inputs: Tree = captured.input_tree
         self.outputs: Tree = captured.output_tree
         self.count = len(captured.outputs)
@@ -129,12 +129,18 @@ class Parallel(nn.Module):
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """The model's output, computed by all ranks together."""
-        return self._meshwright.call(self, args, kwargs, torch.compiler.is_compiling())
+        return _call(self._meshwright, self, args, kwargs, torch.compiler.is_compiling())
 
     @property
     def plan(self) -> Plan:
         """The plan that this model runs by."""
         return self._meshwright.plan
+
+
+@torch.compiler.disable
+def _call(state: _State, model: Parallel, args: tuple, kwargs: dict[str, Any], compiled: bool) -> Any:
+    """The parallel model runs its own graphs: torch.compile compiles those and not the code around them."""
+    return state.call(model, args, kwargs, compiled)
 
 
 class _State:
@@ -151,11 +157,15 @@ class _State:
         self.programs[captured.input_tree.names, captured.input_tree.constants, shapes, training] = program
         return program
 
-    @torch.compiler.disable
     def call(self, model: Parallel, args: tuple, kwargs: dict[str, Any], compiled: bool) -> Any:
         """Run the program for these inputs, capturing them first when their shapes are new."""
         tensors, tree = flatten_call(args, kwargs)
-        key = (tree.names, tree.constants, tuple((tuple(t.shape), t.dtype, t.requires_grad) for t in tensors), model.training)
+        key = (
+            tree.names,
+            tree.constants,
+            tuple((tuple(t.shape), t.dtype, t.requires_grad) for t in tensors),
+            model.training,
+        )
         program = self.programs.get(key) or self._capture(args, kwargs, model.training)
         held = [_local(_held(model, s.name)) for s in program.sources if s.kind != "input"]
         layouts = [layout for s, layout in zip(program.sources, program.layouts, strict=True) if s.kind == "input"]
@@ -172,13 +182,23 @@ class _State:
     def _capture(self, args: tuple, kwargs: dict[str, Any], training: bool) -> Program:
         self.skeleton.train(training) if self.skeleton.training != training else None
         try:
-            return self.add(capture(self.skeleton, args, kwargs, loss=self.loss, recompute=self.plan.options.recompute), training)
+            return self.add(
+                capture(self.skeleton, args, kwargs, loss=self.loss, recompute=self.plan.options.recompute), training
+            )
         except (ReplayError, RequestError) as error:
-            raise ReplayError(f"'inputs' must have shapes that the plan can split, got others than it was made for: {error}") from error
+            raise ReplayError(
+                f"'inputs' must have shapes that the plan can split, got others than it was made for: {error}"
+            ) from error
 
 
 def parallelize(
-    model: nn.Module, captured: Captured, plan: Plan, device_mesh: DeviceMesh, *, loss: LossFunction | None = None, in_place: bool = False
+    model: nn.Module,
+    captured: Captured,
+    plan: Plan,
+    device_mesh: DeviceMesh,
+    *,
+    loss: LossFunction | None = None,
+    in_place: bool = False,
 ) -> nn.Module:
     """`model` run by `plan` on `device_mesh`: a new module of the model's class, or the same one with `in_place`.
 
@@ -200,7 +220,9 @@ def parallelize(
     else:
         parallel = copy.deepcopy(model, dict(pieces))
     cls = type(parallel)
-    parallel.__class__ = type(cls.__name__, (Parallel, cls), {"__module__": cls.__module__, "__qualname__": cls.__qualname__})
+    parallel.__class__ = type(
+        cls.__name__, (Parallel, cls), {"__module__": cls.__module__, "__qualname__": cls.__qualname__}
+    )
     object.__setattr__(parallel, "_meshwright", state)
     return parallel
 
@@ -251,6 +273,11 @@ def _placed(tensor: torch.Tensor, layout: Layout, device_mesh: DeviceMesh, progr
     if not parameter and all(p == "R" for p in layout):
         return local
     placed = DTensor.from_local(
-        local, device_mesh, placements_of(layout), run_check=False, shape=tensor.shape, stride=torch.empty(tensor.shape, device="meta").stride()
+        local,
+        device_mesh,
+        placements_of(layout),
+        run_check=False,
+        shape=tensor.shape,
+        stride=torch.empty(tensor.shape, device="meta").stride(),
     )
     return nn.Parameter(placed, requires_grad=tensor.requires_grad) if parameter else placed

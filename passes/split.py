@@ -11,6 +11,7 @@ from torch import fx
 
 from .local import LocalProgram
 from .naming import draws_random
+from .prefetch import prefetch
 
 __all__ = ["Halves", "split"]
 
@@ -33,8 +34,8 @@ class Halves:
         return len(self.program.outputs) + len(self.program.mutations)
 
 
-def split(program: LocalProgram) -> Halves:
-    """Cut `program` where its backward begins."""
+def split(program: LocalProgram, *, early: bool = False) -> Halves:
+    """Cut `program` where its backward begins; `early` starts gathers ahead of their use (passes/prefetch.py)."""
     nodes = list(program.graph.nodes)
     ends: Any = nodes[-1].args[0]
     placeholders = [n for n in nodes if n.op == "placeholder"]
@@ -51,6 +52,9 @@ def split(program: LocalProgram) -> Halves:
     forward = _graph([n for n in nodes if n in first], sources, (*results, *saved))
     constants = [n for n in nodes if n.op == "get_attr"]
     backward = _graph([*constants, *later], [*saved, *tangents], tuple(gradients))
+    if early:
+        prefetch(forward)
+        prefetch(backward)
     return Halves(
         program=program,
         forward=_module(program, forward),

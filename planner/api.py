@@ -21,6 +21,7 @@ from ..plans.errors import CaptureError, Infeasible, RequestError
 from ..plans.meshes import Mesh
 from ..plans.plan import Model, Options, Plan
 from .constraints import Constraint, Constraints
+from .faithful import stands_for_all
 from .folding import CAPTURED, Blocks
 from .formulate import Formulation, formulate
 from .problem import Problem, Solution
@@ -33,7 +34,13 @@ __all__ = ["Draft", "draft", "plan", "plan_draft", "solve_within", "usual_mesh"]
 LossFunction = Callable[[Any], torch.Tensor]
 
 # Passes over parameter-sized memory of an optimizer's update, and its state in parameter sizes.
-_OPTIMIZERS = {"adamw": (7.0, 2.0), "adam": (7.0, 2.0), "sgd": (3.0, 0.0), "sgd-momentum": (5.0, 1.0), "none": (0.0, 0.0)}
+_OPTIMIZERS = {
+    "adamw": (7.0, 2.0),
+    "adam": (7.0, 2.0),
+    "sgd": (3.0, 0.0),
+    "sgd-momentum": (5.0, 1.0),
+    "none": (0.0, 0.0),
+}
 # A list of blocks this long or longer is captured by CAPTURED of them.
 _DEEP = CAPTURED + 1
 
@@ -41,7 +48,16 @@ _DEEP = CAPTURED + 1
 class Draft:
     """Everything before solving: the captured model and its problem on one mesh. Also what checks sample plans from."""
 
-    def __init__(self, captured: Captured, blocks: Blocks, formulation: Formulation, timeline: Timeline, options: Options, cluster: Cluster, name: str) -> None:
+    def __init__(
+        self,
+        captured: Captured,
+        blocks: Blocks,
+        formulation: Formulation,
+        timeline: Timeline,
+        options: Options,
+        cluster: Cluster,
+        name: str,
+    ) -> None:
         self.captured, self.blocks, self.formulation, self.timeline = captured, blocks, formulation, timeline
         self.options, self.cluster, self.name = options, cluster, name
 
@@ -127,7 +143,9 @@ def plan_draft(
     for mode in modes:
         prepared = draft(model, args, kwargs, recompute=mode, on_progress=on_progress, **request)
         try:
-            return prepared, solve_within(prepared, time_limit_s=time_limit_s, gap=gap, solver=solver, on_progress=on_progress)
+            return prepared, solve_within(
+                prepared, time_limit_s=time_limit_s, gap=gap, solver=solver, on_progress=on_progress
+            )
         except Infeasible:
             if mode == modes[-1]:
                 raise
@@ -182,6 +200,7 @@ def draft(
         optimizer=optimizer,
         compiled=compiled,
         recompute=recompute,
+        prefetch=True,
         memory_limit_bytes=memory_limit_bytes,
         constraints=tuple(str(c) for c in limits.items),
         seed=None,
@@ -198,7 +217,12 @@ def usual_mesh(cluster: Cluster) -> Mesh:
 
 
 def solve_within(
-    prepared: Draft, *, time_limit_s: float = 60.0, gap: float = 1e-3, solver: str = "highs", on_progress: Progress | None = None
+    prepared: Draft,
+    *,
+    time_limit_s: float = 60.0,
+    gap: float = 1e-3,
+    solver: str = "highs",
+    on_progress: Progress | None = None,
 ) -> Solution:
     """The best solution whose memory stays within the limit at every moment of the step.
 
@@ -227,7 +251,12 @@ def _with_rows(problem: Problem, timeline: Timeline, moments: Sequence[int], lim
 def _overfull(profile: np.ndarray, limit: float) -> list[int]:
     """The worst moment of the forward, of the backward and of the whole step, where they are over the limit."""
     half = len(profile) // 2
-    worst = {int(np.argmax(profile)), int(np.argmax(profile[:half])) if half else 0, half + int(np.argmax(profile[half:])), len(profile) - 1}
+    worst = {
+        int(np.argmax(profile)),
+        int(np.argmax(profile[:half])) if half else 0,
+        half + int(np.argmax(profile[half:])),
+        len(profile) - 1,
+    }
     return [moment for moment in worst if profile[moment] > limit]
 
 
@@ -240,7 +269,14 @@ def _infeasible(error: Infeasible, prepared: Draft) -> Infeasible:
 
 
 def _capture(
-    model: nn.Module, args: Sequence[Any], kwargs: dict[str, Any], loss: LossFunction | None, limits: Constraints, mode: Recompute, *, whole: bool
+    model: nn.Module,
+    args: Sequence[Any],
+    kwargs: dict[str, Any],
+    loss: LossFunction | None,
+    limits: Constraints,
+    mode: Recompute,
+    *,
+    whole: bool,
 ) -> tuple[Captured, Blocks]:
     """The captured model, deep lists of equal blocks by three of them where that is faithful."""
     counts = repeated_blocks(model)
@@ -248,26 +284,13 @@ def _capture(
     while deep:
         blocks = Blocks(counts=counts, cut=frozenset(deep))
         try:
-            captured = capture(with_fewer_blocks(model, dict.fromkeys(deep, CAPTURED)), args, kwargs, loss=loss, recompute=mode)
+            captured = capture(
+                with_fewer_blocks(model, dict.fromkeys(deep, CAPTURED)), args, kwargs, loss=loss, recompute=mode
+            )
         except CaptureError:
             break  # a model that counts its blocks itself is captured whole, which raises again if that was not the reason
-        doubtful = [path for path in deep if not _stands_for_all(captured, blocks, path)]
+        doubtful = [path for path in deep if not stands_for_all(captured, blocks, path)]
         if not doubtful:
             return captured, blocks
         deep = [path for path in deep if path not in doubtful]
     return capture(model, args, kwargs, loss=loss, recompute=mode), Blocks(counts=counts)
-
-
-def _stands_for_all(captured: Captured, blocks: Blocks, path: str) -> bool:
-    """Whether the middle block looks like its neighbours and passes tensors only to the next block and to the outside."""
-    found: dict[str, set[int]] = {}
-    for node in captured.ops():
-        place = blocks.split(captured.names[node])
-        if place is None or place[0] != path:
-            continue
-        found.setdefault(blocks.pattern(captured.names[node]), set()).add(place[1])
-        for source in node.all_input_nodes:
-            other = blocks.split(captured.names.get(source, ""))
-            if other is not None and other[0] == path and abs(other[1] - place[1]) > 1:
-                return False
-    return bool(found) and all(1 not in numbers or len(numbers) > 1 for numbers in found.values())

@@ -23,7 +23,7 @@ from .api import LossFunction, plan
 from .folding import Blocks
 from .write import model_of
 
-__all__ = ["apply", "autoparallelize", "capture_for", "check_fits"]
+__all__ = ["agreed", "apply", "autoparallelize", "capture_for", "check_fits", "device_mesh_for", "here", "usual_here"]
 
 _TORCH_RANGE = ("2.13", "2.15")
 
@@ -43,12 +43,14 @@ def apply(
     `loss` must be the one that the plan was made with. Without `device_mesh`, one is made on the process group.
     Raises ReplayError naming the first difference when the plan is for another model, mesh or torch version.
     """
-    mesh = device_mesh or _device_mesh(plan.mesh)
+    mesh = device_mesh or device_mesh_for(plan.mesh)
     captured = capture_for(plan, model, args, kwargs or {}, loss)
     return parallelize(model, captured, plan, mesh, loss=loss, in_place=in_place)
 
 
-def capture_for(plan: Plan, model: nn.Module, args: Sequence[Any], kwargs: dict[str, Any], loss: LossFunction | None) -> Captured:
+def capture_for(
+    plan: Plan, model: nn.Module, args: Sequence[Any], kwargs: dict[str, Any], loss: LossFunction | None
+) -> Captured:
     """The model captured as the plan wants it, once it is sure that the plan is for it."""
     _check_torch(plan)
     captured = capture(model, args, kwargs, loss=loss, recompute=plan.options.recompute)
@@ -64,7 +66,9 @@ def check_fits(plan: Plan, model: nn.Module, captured: Captured, blocks: Blocks 
     for tensor in plan.inputs:
         found = inputs.get(tensor.name)
         if found is None:
-            raise ReplayError(f"'plan' must be for this model's inputs, got one with {tensor.name}, which this call does not give; plan again")
+            raise ReplayError(
+                f"'plan' must be for this model's inputs, got one with {tensor.name}, which this call does not give; plan again"
+            )
     for name in inputs:
         if name not in {t.name for t in plan.inputs}:
             raise ReplayError(f"'plan' must be for this model's inputs, got one without {name}; plan again")
@@ -77,7 +81,9 @@ def check_fits(plan: Plan, model: nn.Module, captured: Captured, blocks: Blocks 
 
 
 def _check_torch(plan: Plan) -> None:
-    have, want = (tuple(int(x) for x in v.split("+")[0].split(".")[:2]) for v in (torch.__version__, plan.torch_version))
+    have, want = (
+        tuple(int(x) for x in v.split("+")[0].split(".")[:2]) for v in (torch.__version__, plan.torch_version)
+    )
     low, high = (tuple(int(x) for x in v.split(".")) for v in _TORCH_RANGE)
     if not low <= want <= high or not low <= have <= high:
         raise ReplayError(
@@ -94,10 +100,14 @@ def _same_tensors(plan: Plan, model: nn.Module) -> None:
     for block in plan.model.blocks:
         count = blocks.counts.get(block.pattern.removesuffix("*").rstrip("."))
         if count != block.count:
-            raise ReplayError(f"'plan' must be for this model, got one with {block.count} blocks {block.pattern}, the model has {count or 0}; plan again")
+            raise ReplayError(
+                f"'plan' must be for this model, got one with {block.count} blocks {block.pattern}, the model has {count or 0}; plan again"
+            )
     for name, tensor in want.items():
         if name not in have:
-            raise ReplayError(f"'plan' must be for this model, got one with parameter {name}, which the model lacks; plan again")
+            raise ReplayError(
+                f"'plan' must be for this model, got one with parameter {name}, which the model lacks; plan again"
+            )
         if tuple(have[name].shape) != tensor.shape or str(have[name].dtype) != f"torch.{tensor.dtype}":
             raise ReplayError(
                 f"'plan' must be for this model, got {name} of shape {list(tensor.shape)} {tensor.dtype}, the model has "
@@ -126,40 +136,61 @@ def autoparallelize(
     (by default what the process group runs on) or a DeviceMesh to use. Other `options` are those of `plan`.
     """
     if not dist.is_initialized():
-        raise RequestError("'autoparallelize' must run in a process group, got none; start with torchrun and call torch.distributed.init_process_group()")
+        raise RequestError(
+            "'autoparallelize' must run in a process group, got none; start with torchrun and call torch.distributed.init_process_group()"
+        )
     if args is None and kwargs is None:
         return _at_first_call(model, dict(cluster=cluster, mesh=mesh, plan=plan, loss=loss, **options))
     return _now(model, tuple(args or ()), dict(kwargs or {}), cluster, mesh, plan, loss, options, in_place=False)
 
 
 def _now(
-    model: nn.Module, args: tuple, kwargs: dict, cluster: Any, mesh: Any, given: Plan | None, loss: Any, options: dict[str, Any], *, in_place: bool
+    model: nn.Module,
+    args: tuple,
+    kwargs: dict,
+    cluster: Cluster | DeviceMesh | str | None,
+    mesh: Mesh | str | None,
+    given: Plan | None,
+    loss: Any,
+    options: dict[str, Any],
+    *,
+    in_place: bool,
 ) -> nn.Module:
-    device_mesh = cluster if isinstance(cluster, DeviceMesh) else None
-    if device_mesh is not None:
+    device_mesh = None
+    if isinstance(cluster, DeviceMesh):
+        device_mesh = cluster
         names = device_mesh.mesh_dim_names or Mesh.of(tuple(device_mesh.mesh.shape)).axis_names
         mesh, cluster = Mesh(tuple(device_mesh.mesh.shape), tuple(names)), None
-    where = _here() if cluster is None else cluster
+    where: Cluster | str = here() if cluster is None else cluster
     if given is None:
-        given = plan(model, args, kwargs, cluster=where, mesh=mesh or Mesh.of((dist.get_world_size(),)), loss=loss, **options)
-        given = _agreed(given)
+        given = plan(
+            model, args, kwargs, cluster=where, mesh=mesh or usual_here(), loss=loss, **options
+        )
+        given = agreed(given)
     return apply(given, model, args, kwargs, loss=loss, device_mesh=device_mesh, in_place=in_place)
 
 
-def _agreed(found: Plan) -> Plan:
+def agreed(found: Plan) -> Plan:
     """The plan of rank 0, on every rank: solvers that stop at a time limit may stop at different plans."""
     box: list[Any] = [found.to_bytes()]
     dist.broadcast_object_list(box, src=0)
     return Plan.from_bytes(box[0])
 
 
-def _here() -> Cluster:
+def here() -> Cluster:
     """The machine that the process group runs on."""
     size = dist.get_world_size()
     if not torch.cuda.is_available():
         return Cluster(device="cpu", nodes=1, devices_per_node=size)
     per_node = min(size, torch.cuda.device_count())
-    return Cluster(device=_device_name(torch.cuda.get_device_name()), nodes=-(-size // per_node), devices_per_node=per_node)
+    return Cluster(
+        device=_device_name(torch.cuda.get_device_name()), nodes=-(-size // per_node), devices_per_node=per_node
+    )
+
+
+def usual_here() -> Mesh:
+    """One axis over all ranks of the process group."""
+    return Mesh.of((dist.get_world_size(),))
 
 
 def _device_name(name: str) -> str:
@@ -169,14 +200,21 @@ def _device_name(name: str) -> str:
     for part, sheet in known.items():
         if part in name:
             return sheet
-    raise RequestError(f"'cluster' must be given on a device without a data sheet, got {name!r}; pass cluster='h100-sxm:8' or the nearest one")
+    raise RequestError(
+        f"'cluster' must be given on a device without a data sheet, got {name!r}; pass cluster='h100-sxm:8' or the nearest one"
+    )
 
 
-def _device_mesh(mesh: Mesh) -> DeviceMesh:
+def device_mesh_for(mesh: Mesh) -> DeviceMesh:
+    """A DeviceMesh of the shape of `mesh` on the running process group; the default one must have as many ranks."""
     if not dist.is_initialized():
-        raise RequestError("'device_mesh' must be given, or a process group be running, got neither; start with torchrun and call torch.distributed.init_process_group()")
+        raise RequestError(
+            "'device_mesh' must be given, or a process group be running, got neither; start with torchrun and call torch.distributed.init_process_group()"
+        )
     if dist.get_world_size() != mesh.size:
-        raise ReplayError(f"'plan' must be for as many ranks as run, got a mesh {mesh} of {mesh.size} for {dist.get_world_size()} ranks; plan again for this mesh")
+        raise ReplayError(
+            f"'plan' must be for as many ranks as run, got a mesh {mesh} of {mesh.size} for {dist.get_world_size()} ranks; plan again for this mesh"
+        )
     device = "cuda" if torch.cuda.is_available() and dist.get_backend() == "nccl" else "cpu"
     return init_device_mesh(device, mesh.shape, mesh_dim_names=mesh.axis_names)
 

@@ -123,11 +123,13 @@ def ascend(
             return
 
 
-def match(pricing: Pricing, steps: tuple[Step, ...], ascent: Ascent, *, rounds: int) -> None:
+def match(pricing: Pricing, steps: tuple[Step, ...], ascent: Ascent, *, rounds: int, deadline: float) -> None:
     """Raise the bound by making the parts of split nodes agree: each choice's excess moves from part to part."""
     pace = 0.5
     trial = dict(ascent.shifts)
     for _ in range(rounds):
+        if time.perf_counter() > deadline:
+            return
         nodes, edges, constant = pricing.priced(ascent.prices)
         tables = eliminate(steps, nodes, edges, trial)
         ascent.sweeps += 2

@@ -94,19 +94,22 @@ def tolerance_of(captured: Captured) -> float:
     return max((_TOLERANCE.get(wide.get(d, d), 0.0) for d in seen), default=1e-10)
 
 
-def in_float64(model: nn.Module, args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[nn.Module, tuple, dict[str, Any]]:
+def in_float64(
+    model: nn.Module, args: Sequence[Any], kwargs: dict[str, Any]
+) -> tuple[nn.Module, tuple, dict[str, Any]]:
     """A copy of a model and its inputs with float64 for float32, where the model is float32 throughout."""
     held = [t for t in (*model.parameters(), *model.buffers()) if t.is_floating_point() or t.is_complex()]
-    model, args, kwargs = copy.deepcopy((model, tuple(args), dict(kwargs)))
+    model, given = copy.deepcopy((model, (tuple(args), dict(kwargs))))
     if any(t.dtype != torch.float32 for t in held):
-        return model, args, kwargs
-    tensors, tree = flatten((args, kwargs), what="input")
+        return model, *given
+    tensors, tree = flatten(given, what="input")
     wide = [t.detach().double().requires_grad_(t.requires_grad) if t.dtype == torch.float32 else t for t in tensors]
-    args, kwargs = tree.build(wide)
-    return model.double(), args, kwargs
+    return model.double(), *tree.build(wide)
 
 
-def train(model: nn.Module, args: Sequence[Any], kwargs: dict[str, Any], loss: LossFunction, *, steps: int, seed: int) -> Record:
+def train(
+    model: nn.Module, args: Sequence[Any], kwargs: dict[str, Any], loss: LossFunction, *, steps: int, seed: int
+) -> Record:
     """Train a copy of `model` for some AdamW steps in this process and record everything that a check compares."""
     model = copy.deepcopy(model)
     inputs = copy.deepcopy((tuple(args), dict(kwargs)))
@@ -161,12 +164,16 @@ def check_plan(
     return compare(expected, got, captured, tolerance, plan.mesh.size)
 
 
-def compare(expected: Record, got: Record, captured: Captured, tolerance: float, ranks: int, backend: str = "simulated") -> CheckReport:
+def compare(
+    expected: Record, got: Record, captured: Captured, tolerance: float, ranks: int, backend: str = "simulated"
+) -> CheckReport:
     """The report of two records."""
     differences, worst, compared = [], 0.0, 0
     for (kind, name), want in expected.values.items():
         base, _, rest = name.partition(" ")
-        have = got.values.get((kind, captured.aliases.get(base, base) + (" " + rest if rest else "")), got.values.get((kind, name)))
+        have = got.values.get(
+            (kind, captured.aliases.get(base, base) + (" " + rest if rest else "")), got.values.get((kind, name))
+        )
         if want is None and have is None:
             continue
         compared += 1
@@ -175,7 +182,13 @@ def compare(expected: Record, got: Record, captured: Captured, tolerance: float,
         if not error <= tolerance:
             differences.append(Difference(name=name, kind=kind, error=error))
     return CheckReport(
-        equal=not differences, max_error=worst, tolerance=tolerance, differences=tuple(differences), ranks=ranks, backend=backend, compared=compared
+        equal=not differences,
+        max_error=worst,
+        tolerance=tolerance,
+        differences=tuple(differences),
+        ranks=ranks,
+        backend=backend,
+        compared=compared,
     )
 
 
@@ -197,12 +210,15 @@ def _error(want: torch.Tensor | None, have: torch.Tensor | None) -> float:
 class _Simulation:
     """All ranks of a plan in this process."""
 
-    def __init__(self, model: nn.Module, args: Sequence[Any], kwargs: dict[str, Any], captured: Captured, plan: Plan) -> None:
+    def __init__(
+        self, model: nn.Module, args: Sequence[Any], kwargs: dict[str, Any], captured: Captured, plan: Plan
+    ) -> None:
         self.captured, self.plan, self.mesh = captured, plan, plan.mesh
         self.lookup = PlanLookup(plan)
         groups = [f"axis:{a}" for a in range(self.mesh.ndim)]
         self.halves: list[Halves] = [
-            split(localize(captured, self.lookup, self.mesh, coordinate, groups)) for coordinate in self.mesh.coordinates()
+            split(localize(captured, self.lookup, self.mesh, coordinate, groups), early=plan.options.prefetch)
+            for coordinate in self.mesh.coordinates()
         ]
         self.names = self.halves[0].program.sources
         held = self._held(model)
@@ -230,7 +246,9 @@ class _Simulation:
         for rank in self.local:
             for i in trained:
                 rank[i] = nn.Parameter(rank[i])
-            optimizers.append(torch.optim.AdamW([rank[i] for i in trained], lr=1e-3, eps=EPS, foreach=False) if trained else None)
+            optimizers.append(
+                torch.optim.AdamW([rank[i] for i in trained], lr=1e-3, eps=EPS, foreach=False) if trained else None
+            )
         record = Record()
         for step in range(steps):
             torch.manual_seed(seed + step)
@@ -248,7 +266,9 @@ class _Simulation:
 
     def _whole(self, index: int) -> torch.Tensor:
         shape = self.whole[index].shape
-        return assemble([rank[index].detach() for rank in self.local], shape, self.layouts[index], self.mesh, self.names[index])
+        return assemble(
+            [rank[index].detach() for rank in self.local], shape, self.layouts[index], self.mesh, self.names[index]
+        )
 
     def _step(self, loss: LossFunction, record: Record, step: int) -> list[dict[str, torch.Tensor]]:
         halves, mesh = self.halves, self.mesh
@@ -292,7 +312,9 @@ class _Simulation:
         where = {s.name: s for s in self.captured.sources.values()}
         for at, name in enumerate(program.gradients):
             i = self.names.index(name)
-            whole = assemble([end[at] for end in ends], where[name].shape, self.layouts[i], self.mesh, f"gradient of {name}")
+            whole = assemble(
+                [end[at] for end in ends], where[name].shape, self.layouts[i], self.mesh, f"gradient of {name}"
+            )
             record.put("gradient", f"{name} step {step}", None if name in self.missing else whole)
         for i, source in enumerate(self.captured.sources.values()):
             if source.kind == "input":

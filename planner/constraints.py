@@ -35,7 +35,9 @@ class Constraint:
         """A constraint from its text form, for a mesh of `axes` axes."""
         match = _FORM.fullmatch(text)
         if match is None:
-            raise RequestError(f"'constraint' must look like NAME = LAYOUT or NAME != LAYOUT, got {text!r}; e.g. 'args.0 = S(0),R'")
+            raise RequestError(
+                f"'constraint' must look like NAME = LAYOUT or NAME != LAYOUT, got {text!r}; e.g. 'args.0 = S(0),R'"
+            )
         parts = [part.strip() for part in match.group(3).split(",")]
         if len(parts) != axes:
             raise RequestError(f"'constraint' must give one placement for each of the {axes} mesh axes, got {text!r}")
@@ -86,7 +88,9 @@ class Constraints:
         for index, constraint in enumerate(self.items):
             if index not in self.used:
                 near = difflib.get_close_matches(constraint.name, self.seen, n=3, cutoff=0.3)
-                raise RequestError(f"'constraints' must name a tensor or node of the model, got {constraint.name!r}; near: {', '.join(near) or 'nothing'}")
+                raise RequestError(
+                    f"'constraints' must name a tensor or node of the model, got {constraint.name!r}; near: {', '.join(near) or 'nothing'}"
+                )
 
     def numbered(self, path: str) -> bool:
         """Whether a constraint speaks of a single block of the list at `path`."""

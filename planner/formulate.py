@@ -54,7 +54,8 @@ class Decision:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reading:
-    """Node `reader` takes output `output` of decision `source` as its tensor input `at`, perhaps by way of hub `via`."""
+    """Node `reader` takes output `output` of decision `source` as its tensor input `at`, perhaps by way of hub `via`.
+    `early` readings are of parameters (or views and casts of them), which can be gathered ahead of their use."""
 
     source: int
     output: int
@@ -64,6 +65,7 @@ class Reading:
     node: fx.Node
     of: fx.Node
     backward: bool
+    early: bool
 
 
 @dataclass(slots=True, kw_only=True)
@@ -113,7 +115,9 @@ def formulate(
 ) -> Formulation:
     """Build the problem without memory rows. `optimizer_s` maps local parameter bytes to seconds of the update;
     ops named in `replicate` may run whole on every device where they have no rule."""
-    return _Builder(captured, mesh, prices, blocks, compiled, optimizer_s, constraints or Constraints(), replicate).run()
+    return _Builder(
+        captured, mesh, prices, blocks, compiled, optimizer_s, constraints or Constraints(), replicate
+    ).run()
 
 
 class _Builder:
@@ -187,7 +191,9 @@ class _Builder:
         self.decisions[index].weight += self.blocks.share(name)
         return index
 
-    def _held(self, kind: Kind, name: str, node: fx.Node, layouts: Sequence[Layout], extremes: bool = False) -> Decision:
+    def _held(
+        self, kind: Kind, name: str, node: fx.Node, layouts: Sequence[Layout], extremes: bool = False
+    ) -> Decision:
         """A decision over where one tensor lies; `name` is its own name, or its pattern once the constraints agree."""
         value = values_of(node)[0]
         assert value is not None
@@ -195,7 +201,14 @@ class _Builder:
         table = self.transitions.table(value.shape, value.element_size(), extremes=extremes)
         states = np.array([table.index[layout] for layout in kept], dtype=np.int64)
         strategies = [Strategy((layout,), (layout,)) for layout in kept]
-        return Decision(kind=kind, pattern=self.blocks.pattern(name), strategies=strategies, tables=[table], states=[states], node=node)
+        return Decision(
+            kind=kind,
+            pattern=self.blocks.pattern(name),
+            strategies=strategies,
+            tables=[table],
+            states=[states],
+            node=node,
+        )
 
     def _enter(self, node: fx.Node) -> None:
         value = values_of(node)[0]
@@ -204,23 +217,44 @@ class _Builder:
         name = self.captured.names[node]
         source = self.captured.sources.get(node)
         everywhere = [("R",) * self.mesh.ndim]
-        layouts = self.catalogue.of_tensor(value.shape) if source is not None and not self._whole(source) else everywhere
+        layouts = (
+            self.catalogue.of_tensor(value.shape) if source is not None and not self._whole(source) else everywhere
+        )
         pattern = self.blocks.pattern(name)
         origin = (source.kind, source.requires_grad) if source else None
-        key = ("source", pattern, tuple(value.shape), value.dtype, origin, self.constraints.key(self.blocks.renumbered(name)))
+        key = (
+            "source",
+            pattern,
+            tuple(value.shape),
+            value.dtype,
+            origin,
+            self.constraints.key(self.blocks.renumbered(name)),
+        )
         kind: Kind = "source" if source is not None else "tangent"
         self.of[node] = self._decide(key, name, lambda: self._held(kind, self.blocks.renumbered(name), node, layouts))
 
     def _whole(self, source: Source) -> bool:
         """Whether a tensor must be whole on every device: a constant, and an input that gets something back."""
-        return source.kind == "constant" or source.kind == "input" and (source.requires_grad or source.name in self.captured.mutations)
+        return (
+            source.kind == "constant"
+            or source.kind == "input"
+            and (source.requires_grad or source.name in self.captured.mutations)
+        )
 
     def _op(self, node: fx.Node) -> None:
         name = self.captured.names[node]
         strategies = self.catalogue.of(node, name)
         pattern = self.blocks.pattern(name)
-        key = ("op", pattern, id(strategies), node in self.captured.backward, self.constraints.key(self.blocks.renumbered(name)))
-        self.of[node] = self._decide(key, name, lambda: self._op_decision(node, self.blocks.renumbered(name), strategies))
+        key = (
+            "op",
+            pattern,
+            id(strategies),
+            node in self.captured.backward,
+            self.constraints.key(self.blocks.renumbered(name)),
+        )
+        self.of[node] = self._decide(
+            key, name, lambda: self._op_decision(node, self.blocks.renumbered(name), strategies)
+        )
 
     def _op_decision(self, node: fx.Node, name: str, strategies: list[Strategy]) -> Decision:
         values = values_of(node)
@@ -239,7 +273,9 @@ class _Builder:
             table = self.transitions.table(value.shape, value.element_size(), extremes=extremes)
             tables.append(table)
             states.append(np.array([table.index[layout] for layout in used], dtype=np.int64))  # type: ignore[index]
-        return Decision(kind="op", pattern=self.blocks.pattern(name), strategies=strategies, tables=tables, states=states, node=node)
+        return Decision(
+            kind="op", pattern=self.blocks.pattern(name), strategies=strategies, tables=tables, states=states, node=node
+        )
 
     # -- readings ----------------------------------------------------------------------------------------------------
 
@@ -257,11 +293,20 @@ class _Builder:
                 base, output = self._base(source)
                 uses[base, output, node in self.captured.backward].append((node, at))
         for (base, output, backward), readers in uses.items():
+            early = self._from_parameter(base)
             via = self._hub(base, output, backward) if len({n for n, _ in readers}) > 1 else None
             for node, at in readers:
                 self.readings.append(
                     Reading(
-                        source=self.of[base], output=output, via=via, reader=self.of[node], at=at, node=node, of=base, backward=backward
+                        source=self.of[base],
+                        output=output,
+                        via=via,
+                        reader=self.of[node],
+                        at=at,
+                        node=node,
+                        of=base,
+                        backward=backward,
+                        early=early,
                     )
                 )
 
@@ -276,7 +321,9 @@ class _Builder:
             states = np.arange(len(plain), dtype=np.int64)
             strategies = [Strategy((layout,), (layout,)) for layout in plain]
             label = f"{source.pattern}{f'#{output}' if output else ''} for {'backward' if backward else 'forward'}"
-            return Decision(kind="hub", pattern=label, strategies=strategies, tables=[table], states=[states], node=base)
+            return Decision(
+                kind="hub", pattern=label, strategies=strategies, tables=[table], states=[states], node=base
+            )
 
         return self._decide(key, self.captured.names[base], make)
 
@@ -289,7 +336,9 @@ class _Builder:
             base, output = self._base(node)
             name = f"output.{index}"
             label = captured.output_tree.names[index]
-            self.results[name] = self._decide(("output", name), name, lambda n=node, t=label: self._held("output", t, n, everywhere))
+            self.results[name] = self._decide(
+                ("output", name), name, lambda n=node, t=label: self._held("output", t, n, everywhere)
+            )
             self._result_reading(base, output, self.results[name], node, backward=False)
         where = {s.name: n for n, s in captured.sources.items()}
         for name, node in captured.mutations.items():
@@ -300,7 +349,9 @@ class _Builder:
             self._result_reading(base, output, self.of[where[name]], node, backward=True)
 
     def _result_reading(self, base: fx.Node, output: int, target: int, node: fx.Node, *, backward: bool) -> None:
-        reading = Reading(source=self.of[base], output=output, via=None, reader=target, at=0, node=node, of=base, backward=backward)
+        reading = Reading(
+            source=self.of[base], output=output, via=None, reader=target, at=0, node=node, of=base, backward=backward, early=False
+        )
         (self.grads if backward else self.readings).append(reading)
 
     # -- costs -------------------------------------------------------------------------------------------------------
@@ -347,7 +398,7 @@ class _Builder:
         for reading in (*self.readings, *self.grads):
             start, output = (reading.source, reading.output) if reading.via is None else (reading.via, 0)
             at = reading.at if self.decisions[reading.reader].kind == "op" else None
-            hides = self._hides(reading) or self.decisions[reading.reader].node in self.parameters
+            hides = reading.early or self.decisions[reading.reader].node in self.parameters
             key = (start, output, reading.reader, at, reading.backward, hides)
             weights[key] += self.blocks.uses(names[reading.of], names[reading.node])
             shown[key] = reading
@@ -359,14 +410,19 @@ class _Builder:
         for (start, output, reader, at, _, hides), weight in weights.items():
             self._way(start, output, reader, at, shown[start, output, reader, at, _, hides], weight, hides)
 
-    def _hides(self, reading: Reading) -> bool:
-        """Whether a move can be started ahead of its use: a parameter, or what views and casts make of it."""
-        node = reading.of
-        while node.op == "call_function" and len(node.all_input_nodes) == 1 and op_name(node) in ("permute", "reshape", "_to_copy", "expand"):
+    def _from_parameter(self, node: fx.Node) -> bool:
+        """Whether a node is a parameter, or what views and casts make of one."""
+        while (
+            node.op == "call_function"
+            and len(node.all_input_nodes) == 1
+            and op_name(node) in ("permute", "reshape", "_to_copy", "expand")
+        ):
             node = node.all_input_nodes[0]
         return node in self.parameters
 
-    def _way(self, source: int, output: int, reader: int, at: int | None, reading: Reading, weight: float, hides: bool) -> None:
+    def _way(
+        self, source: int, output: int, reader: int, at: int | None, reading: Reading, weight: float, hides: bool
+    ) -> None:
         """Add the seconds of moving a tensor from `source` to `reader` to the edge between them."""
         a, b = self.decisions[source], self.decisions[reader]
         table, rows = a.tables[output], a.states[output]
@@ -400,9 +456,10 @@ class _Builder:
             return source.seconds[:, None] if source.kind == "op" else np.zeros((1, 1))
         if reader.kind == "op":
             return reader.seconds[None, :]
-        return np.full((1, 1), self.decisions[reading.reader].seconds.min())  # a hub: the least that its first reader takes
+        return np.full(
+            (1, 1), self.decisions[reading.reader].seconds.min()
+        )  # a hub: the least that its first reader takes
 
 
 def _add(matrices: dict[Pair, np.ndarray], pair: Pair, cost: np.ndarray) -> None:
     matrices[pair] = matrices[pair] + cost if pair in matrices else cost
-

@@ -95,4 +95,4 @@ def _train(model: nn.Module, args: tuple, kwargs: dict[str, Any], loss: Callable
 
 
 def _whole(tensor: torch.Tensor | None) -> torch.Tensor | None:
-    return tensor.detach().full_tensor() if isinstance(tensor, DTensor) else tensor
+    return tensor.full_tensor().detach() if isinstance(tensor, DTensor) else tensor

@@ -23,7 +23,15 @@ from ..passes.naming import op_name
 __all__ = ["Fusion", "Local", "dtype_name", "op_seconds"]
 
 _FREE = {"getitem", "empty", "select", "slice", "squeeze", "unsqueeze", "view_as_real", "view_as_complex"}
-_FUSED_TAIL = {"sum", "amax", "amin", "_softmax", "_log_softmax", "_softmax_backward_data", "_log_softmax_backward_data"}
+_FUSED_TAIL = {
+    "sum",
+    "amax",
+    "amin",
+    "_softmax",
+    "_log_softmax",
+    "_softmax_backward_data",
+    "_log_softmax_backward_data",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,11 +92,21 @@ def _root(node: fx.Node) -> fx.Node:
 def _fusible(node: fx.Node) -> bool:
     if node.op != "call_function":
         return False
-    return torch.Tag.pointwise in getattr(node.target, "tags", ()) or op_name(node) in ("_to_copy", "full", "arange", "constant_pad_nd")
+    return torch.Tag.pointwise in getattr(node.target, "tags", ()) or op_name(node) in (
+        "_to_copy",
+        "full",
+        "arange",
+        "constant_pad_nd",
+    )
 
 
 def op_seconds(
-    node: fx.Node, outs: Sequence[Local | None], ins: Sequence[Local], prices: Prices, fusion: Fusion, rules: Sequence[str]
+    node: fx.Node,
+    outs: Sequence[Local | None],
+    ins: Sequence[Local],
+    prices: Prices,
+    fusion: Fusion,
+    rules: Sequence[str],
 ) -> np.ndarray:
     """Seconds of `node` under each strategy, launch included. `rules[s]` is the special local program of strategy s."""
     short = op_name(node)
@@ -156,13 +174,17 @@ def _matrix_dtype(dtype: str) -> str:
 def _attention_s(node: fx.Node, ins: Sequence[Local], prices: Prices, dtype: str) -> np.ndarray:
     backward = "backward" in op_name(node)
     q, k = (ins[1], ins[2]) if backward else (ins[0], ins[1])
-    causal = bool(dict(zip([a.name for a in node.target._schema.arguments], node.args, strict=False)).get("is_causal", False))  # type: ignore[union-attr]
+    target: Any = node.target
+    given = dict(zip([a.name for a in target._schema.arguments], node.args, strict=False)) | dict(node.kwargs)
+    causal = bool(given.get("is_causal", False))
     return prices.attention_s(
         q.dim(0), q.dim(1), q.dim(2), k.dim(2), q.dim(3), dtype=_matrix_dtype(dtype), causal=causal, backward=backward
     )
 
 
-def _convolution_s(node: fx.Node, outs: Sequence[Local | None], ins: Sequence[Local], prices: Prices, dtype: str) -> np.ndarray:
+def _convolution_s(
+    node: fx.Node, outs: Sequence[Local | None], ins: Sequence[Local], prices: Prices, dtype: str
+) -> np.ndarray:
     """A convolution as the matrix product that it is: output positions by output channels by receptive field."""
     backward = op_name(node) == "convolution_backward"
     result = ins[0] if backward else outs[0]
@@ -172,5 +194,3 @@ def _convolution_s(node: fx.Node, outs: Sequence[Local | None], ins: Sequence[Lo
     field = np.prod(weight.sizes[:, 1:], axis=1)
     once = prices.gemm_s(positions, result.dim(1), field, 1, _matrix_dtype(dtype))
     return 2 * once if backward else once
-
-

@@ -159,8 +159,8 @@ class _Search:
                 pricing, steps, ascent, rounds=rounds, deadline=self.deadline, offer=self.offer, closed=self.raise_bound
             )
             if not exact:
-                match(pricing, steps, ascent, rounds=12)
-            if self.raise_bound(ascent.bound):
+                match(pricing, steps, ascent, rounds=12, deadline=self.deadline)
+            if self.raise_bound(ascent.bound) or self.late():
                 break
         self.sweeps += ascent.sweeps
 
@@ -265,6 +265,12 @@ class _Search:
 
         With `aim` the bound counts: plans outside this problem are known to be at `aim` or above.
         """
+        if max(problem.sizes, default=1) == 1:
+            plan = (0,) * len(problem.sizes)
+            value = self.offer(plan if lift is None else lift(plan))
+            if aim is not None:
+                self.raise_bound(min(aim, value))
+            return
         reference = self.upper if self.best is not None else self.bound
         for shave in (0.0, 1e-6, 1e-4):
             rows = tuple(replace(row, limit=row.limit - shave * _largest(row)) for row in problem.rows)

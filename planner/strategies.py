@@ -18,7 +18,7 @@ from torch import fx
 from ..passes.graph import tensor_args, value_of, values_of
 from ..passes.naming import draws_random, op_name
 from ..plans.errors import UnsupportedOpError
-from ..plans.layouts import Layout, Placement, chunk_sizes, is_partial, shard_dim
+from ..plans.layouts import PARTIAL, Layout, Placement, chunk_sizes, is_partial, shard_dim
 from ..plans.meshes import Mesh
 from . import _torch
 from .rules.math import MATH_RULES
@@ -26,7 +26,7 @@ from .rules.rule import Link, Rule, RuleFunction, from_links, replicated
 from .rules.spatial import SPATIAL_RULES
 from .rules.views import VIEW_RULES
 
-__all__ = ["OWN_RULES", "Strategies", "Strategy", "own_rule", "shardable"]
+__all__ = ["OWN_RULES", "Strategies", "Strategy", "op_key", "rule_name", "shardable"]
 
 OWN_RULES: dict[str, RuleFunction] = {**VIEW_RULES, **MATH_RULES, **SPATIAL_RULES}
 
@@ -35,6 +35,7 @@ _ELEMENTWISE = {
     "softplus_backward",
     "log_sigmoid_forward",
     "log_sigmoid_backward",
+    "hardswish",
     "hardswish_backward",
     "hardsigmoid_backward",
     "elu_backward",
@@ -42,6 +43,8 @@ _ELEMENTWISE = {
     "mish_backward",
     "hardtanh_backward",
     "logit_backward",
+    "_prelu_kernel",
+    "_prelu_kernel_backward",
     "rrelu_with_noise_backward",
     "softshrink_backward",
     "celu_backward",
@@ -52,6 +55,9 @@ _ELEMENTWISE = {
     "floor_divide",
     "fill",
 }
+
+# Elementwise ops that DTensor takes to keep a maximum, which they do for some of their arguments only.
+_NOT_MONOTONIC = {"threshold"}
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -89,7 +95,7 @@ class Strategies:
 
     def of(self, node: fx.Node, name: str = "") -> list[Strategy]:
         """Every strategy of `node`; UnsupportedOpError when its op has no rule and may not be replicated."""
-        key = _key(node)
+        key = op_key(node)
         if key not in self._strategies:
             self._strategies[key] = self._compose(node, name)
         return self._strategies[key]
@@ -150,7 +156,7 @@ class Strategies:
         everywhere = replicated(len(outputs), len(inputs), [v is not None for v in outputs])
         if parts == 1:
             return [everywhere]
-        key = (_key(node), parts)
+        key = (op_key(node), parts)
         if key not in self._rules:
             self._rules[key] = self._checked(node, everywhere, self._raw(node, parts, everywhere, name))
         return self._rules[key]
@@ -160,13 +166,13 @@ class Strategies:
         short = op_name(node)
         if draws_random(node):
             return [everywhere]
-        own = own_rule(node)
+        own = rule_name(node)
         if own is not None:
-            return own(node)
+            return OWN_RULES[own](node)
         if not tensor_args(node):
             return [everywhere]
         raw = _dtensor(node, parts)
-        if raw is not None:
+        if raw is not None and short not in _NOT_MONOTONIC:
             return raw
         if torch.Tag.pointwise in getattr(node.target, "tags", ()) or short in _ELEMENTWISE:
             return _pointwise(node)
@@ -190,10 +196,11 @@ class Strategies:
         return list(kept)
 
 
-def own_rule(node: fx.Node) -> RuleFunction | None:
-    """Our own rule for the op of `node`, by overload first; None where there is none."""
+def rule_name(node: fx.Node) -> str | None:
+    """The entry of OWN_RULES for the op of `node`, by overload first; None where there is none."""
     short = op_name(node)
-    return OWN_RULES.get(f"{short}.{_torch.overload_of(node.target)}") or OWN_RULES.get(short)
+    names = (f"{short}.{_torch.overload_of(node.target)}", short)
+    return next((name for name in names if name in OWN_RULES), None)
 
 
 def _dtensor(node: fx.Node, parts: int) -> list[Rule] | None:
@@ -245,15 +252,16 @@ def _rounds(rule: Rule, outs: Sequence[Any], ins: Sequence[Any]) -> bool:
 
 
 def _fits(placement: str | None, value: torch.Tensor | None) -> bool:
+    """Whether a tensor can lie so: a dim with something to split, a sum or an extreme that its dtype has."""
     if placement is None or value is None:
         return placement is None and value is None
     dim = shard_dim(placement)
-    if is_partial(placement) and value.dtype == torch.bool:
+    if is_partial(placement) and (value.dtype == torch.bool or (value.is_complex() and placement != PARTIAL)):
         return False
     return dim is None or (dim < value.dim() and value.shape[dim] > 1)
 
 
-def _key(node: fx.Node) -> Any:
+def op_key(node: fx.Node) -> Any:
     """Equal for nodes with the same op, tensor shapes and dtypes, and other arguments."""
 
     def part(value: Any) -> Any:

@@ -23,6 +23,7 @@ from ..passes.naming import op_name
 from ..plans.plan import Memory
 from .formulate import Formulation, Reading
 from .problem import Pair, Row
+from .transitions import TransitionTable
 
 __all__ = ["Timeline"]
 
@@ -44,7 +45,9 @@ class Timeline:
         self._last: dict[fx.Node, int] = {}
         self._collect(state_factor)
         self.items = list(self._spans)
-        self.counts = np.stack([self._counted(item) for item in self.items]) if self.items else np.zeros((0, self.end + 1))
+        self.counts = (
+            np.stack([self._counted(item) for item in self.items]) if self.items else np.zeros((0, self.end + 1))
+        )
         self.valid = self._valid()
 
     def row(self, moment: int, limit: float) -> Row:
@@ -86,7 +89,9 @@ class Timeline:
         found = []
         for item in self.items:
             index, values = item[1], self.bytes[item]
-            found.append(values[choices[index]] if isinstance(index, int) else values[choices[index[0]], choices[index[1]]])
+            found.append(
+                values[choices[index]] if isinstance(index, int) else values[choices[index[0]], choices[index[1]]]
+            )
         return np.array(found)
 
     def _collect(self, state_factor: float) -> None:
@@ -117,32 +122,56 @@ class Timeline:
         decision = self.formulation.decisions[index]
         for output, (table, states) in enumerate(zip(decision.tables, decision.states, strict=True)):
             if table is not None and states is not None:
-                self._add(("activations", index, ("value", output)), table.bytes[states], node, self.moment[node], self.last_use(node))
+                self._add(
+                    ("activations", index, ("value", output)),
+                    table.bytes[states],
+                    node,
+                    self.moment[node],
+                    self.last_use(node),
+                )
 
     def _copies(self) -> None:
         hubs: dict[tuple[int, int, int, fx.Node], list[Reading]] = defaultdict(list)
+        started = self._started()
         for reading in self.formulation.readings:
             if reading.node not in self.moment:
                 continue
             moment = self.moment[reading.node]
             until = self.last_use(reading.node) if reading.node.target in VIEWS else moment
             start, output = (reading.source, reading.output) if reading.via is None else (reading.via, 0)
-            self._copy(start, output, reading.reader, reading, reading.node, moment, until)
+            born = started.get(moment, moment) if reading.early else moment
+            self._copy(start, output, reading.reader, reading, reading.node, born, until)
             if reading.via is not None:
                 hubs[reading.source, reading.output, reading.via, reading.of].append(reading)
         for (source, output, via, of), readings in hubs.items():
             moments = [self.moment[r.node] for r in readings]
             until = max(self.last_use(r.node) if r.node.target in VIEWS else self.moment[r.node] for r in readings)
-            self._copy(source, output, via, None, of, min(moments), until)
+            first = min(moments)
+            self._copy(source, output, via, None, of, started.get(first, first) if readings[0].early else first, until)
 
-    def _copy(self, source: int, output: int, reader: int, reading: Reading | None, node: fx.Node, born: int, dies: int) -> None:
+    def _started(self) -> dict[int, int]:
+        """For each moment that reads a parameter, the one at which its gather is started: the reading before it."""
+        found: dict[int, int] = {}
+        early = [r for r in self.formulation.readings if r.early and r.node in self.moment]
+        for backward in (False, True):
+            moments = sorted({self.moment[r.node] for r in early if r.backward == backward})
+            found |= dict(zip(moments[1:], moments, strict=False))
+        return found
+
+    def _copy(
+        self, source: int, output: int, reader: int, reading: Reading | None, node: fx.Node, born: int, dies: int
+    ) -> None:
         """A copy that exists when the layouts at the two ends of a way differ."""
         if source == reader:
             return
         decisions = self.formulation.decisions
         table, rows = decisions[source].tables[output], decisions[source].states[output]
         assert table is not None and rows is not None
-        item: Item = ("temporaries", (min(source, reader), max(source, reader)), (output, reading.at if reading else None, source))
+        item: Item = (
+            "temporaries",
+            (min(source, reader), max(source, reader)),
+            (output, reading.at if reading else None, source),
+        )
         if item not in self.bytes:
             sizes, columns = self._target(reader, reading, table)
             there = np.broadcast_to(sizes[None, :], (len(rows), len(sizes)))
@@ -150,7 +179,7 @@ class Timeline:
             self.bytes[item] = matrix if source < reader else matrix.T
         self._add(item, self.bytes[item], node, born, dies)
 
-    def _target(self, reader: int, reading: Reading | None, table) -> tuple[np.ndarray, np.ndarray]:  # noqa: ANN001
+    def _target(self, reader: int, reading: Reading | None, table: TransitionTable) -> tuple[np.ndarray, np.ndarray]:
         decision = self.formulation.decisions[reader]
         if reading is None or decision.kind != "op":
             other, states = decision.tables[0], decision.states[0]
@@ -160,7 +189,11 @@ class Timeline:
         else:
             layouts = [s.ins[reading.at] for s in decision.strategies]
             value = tensor_args(reading.node)[reading.at].meta["val"]
-            other = self.formulation.transitions.table(value.shape, value.element_size(), extremes=any("m" in p[1:] and p != "P(sum)" for s in layouts for p in s))
+            other = self.formulation.transitions.table(
+                value.shape,
+                value.element_size(),
+                extremes=any(p in ("P(max)", "P(min)") for s in layouts for p in s),
+            )
             sizes = other.bytes[[other.index[s] for s in layouts]]
         return sizes, np.array([table.index.get(s, -1) for s in layouts])
 

@@ -67,25 +67,34 @@ class Transitions:
 
     def _build(self, shape: tuple[int, ...], itemsize: int, extremes: bool) -> TransitionTable:
         mesh = self.mesh.shape
-        one = [REPLICATE, *(shard(d) for d, n in enumerate(shape) if n > 1), PARTIAL, *(["P(max)", "P(min)"] if extremes else [])]
+        one = [
+            REPLICATE,
+            *(shard(d) for d, n in enumerate(shape) if n > 1),
+            PARTIAL,
+            *(["P(max)", "P(min)"] if extremes else []),
+        ]
         layouts = tuple(
             layout
             for layout in itertools.product(*[one if n > 1 else [REPLICATE] for n in mesh])
             if len({p for p in layout if is_partial(p)}) < 2 and shardable(shape, layout, mesh)
         )
         index = {layout: i for i, layout in enumerate(layouts)}
-        local = np.array([local_shape(shape, layout, mesh, (0,) * len(mesh)) for layout in layouts], dtype=np.int64).reshape(
-            len(layouts), len(shape)
-        )
+        local = np.array(
+            [local_shape(shape, layout, mesh, (0,) * len(mesh)) for layout in layouts], dtype=np.int64
+        ).reshape(len(layouts), len(shape))
         sizes = local.prod(axis=1, dtype=np.float64) * itemsize if shape else np.full(len(layouts), float(itemsize))
         seconds = np.full((len(layouts),) * 2, np.inf)
         np.fill_diagonal(seconds, 0.0)
         steps: dict[tuple[int, int], str] = {}
         self._arcs(layouts, index, sizes, seconds, steps)
         first = _shortest(seconds)
-        return TransitionTable(layouts=layouts, index=index, seconds=seconds, local=local, bytes=sizes, first=first, steps=steps)
+        return TransitionTable(
+            layouts=layouts, index=index, seconds=seconds, local=local, bytes=sizes, first=first, steps=steps
+        )
 
-    def _arcs(self, layouts: Sequence[Layout], index: dict[Layout, int], sizes: np.ndarray, seconds: np.ndarray, steps: dict) -> None:
+    def _arcs(
+        self, layouts: Sequence[Layout], index: dict[Layout, int], sizes: np.ndarray, seconds: np.ndarray, steps: dict
+    ) -> None:
         batches: dict[tuple[str, int], list[tuple[int, int, float, float]]] = {}
         for i, layout in enumerate(layouts):
             for axis, parts in enumerate(self.mesh.shape):

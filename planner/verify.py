@@ -49,7 +49,9 @@ def check(
     gloo processes. Other `options` are those of `plan`. The report is that of the worst plan tried.
     """
     if any(t.device.type == "meta" for t in (*model.parameters(), *model.buffers())):
-        raise RequestError("'model' must have weights to be checked, got one on the meta device; use a smaller model, e.g. a -tiny spec")
+        raise RequestError(
+            "'model' must have weights to be checked, got one on the meta device; use a smaller model, e.g. a -tiny spec"
+        )
     outer, given = loss or default_loss, dict(kwargs or {})
     if plan is not None:
         capture_for(plan, model, args, given, None)
@@ -61,12 +63,18 @@ def check(
     options = {"cluster": usual_cluster(grid), **options, "mesh": grid}
     worst: CheckReport | None = None
     for found, prepared in _plans(model, args, given, plan, random, seed, options):
-        captured = prepared.captured if prepared and not prepared.blocks.cut else capture(model, args, given, recompute=found.options.recompute)
+        captured = (
+            prepared.captured
+            if prepared and not prepared.blocks.cut
+            else capture(model, args, given, recompute=found.options.recompute)
+        )
         if build is not None:
             record = train_on_gloo(build, found, steps=steps, seed=seed)
             report = compare(reference, record, captured, tolerance_of(captured), grid.size, "gloo")
         else:
-            report = check_plan(model, args, given, captured, found, loss=outer, steps=steps, seed=seed, reference=reference)
+            report = check_plan(
+                model, args, given, captured, found, loss=outer, steps=steps, seed=seed, reference=reference
+            )
         if worst is None or (not report.equal, report.max_error) > (not worst.equal, worst.max_error):
             worst = report
     assert worst is not None
@@ -80,7 +88,9 @@ def usual_cluster(mesh: Mesh) -> Cluster:
     return Cluster(device="h100-sxm", nodes=size // per_node, devices_per_node=per_node)
 
 
-def _reference(model: nn.Module, args: Sequence[Any], kwargs: dict, loss: LossFunction, steps: int, seed: int) -> tuple[nn.Module, tuple, dict, Record]:
+def _reference(
+    model: nn.Module, args: Sequence[Any], kwargs: dict, loss: LossFunction, steps: int, seed: int
+) -> tuple[nn.Module, tuple, dict, Record]:
     """The model in the widest precision it runs in, and what one process computes with it."""
     wide = in_float64(model, args, kwargs)
     try:
@@ -90,7 +100,15 @@ def _reference(model: nn.Module, args: Sequence[Any], kwargs: dict, loss: LossFu
         return model, tuple(args), kwargs, train(model, args, kwargs, loss, steps=steps, seed=seed)
 
 
-def _plans(model: nn.Module, args: Sequence[Any], kwargs: dict, plan: Plan | None, count: int, seed: int, options: dict[str, Any]) -> Any:
+def _plans(
+    model: nn.Module,
+    args: Sequence[Any],
+    kwargs: dict,
+    plan: Plan | None,
+    count: int,
+    seed: int,
+    options: dict[str, Any],
+) -> Any:
     if plan is not None:
         yield plan, None
         return
@@ -118,8 +136,15 @@ def random_plan(prepared: Draft, seed: int) -> Plan:
             break
         moments.append(peak)
     value = evaluate(problem, choices)
-    stats = Stats(nodes=len(problem.nodes), choices=sum(problem.sizes), kept_choices=sum(problem.sizes), sweeps=0, programs=0, columns=0)
-    solution = Solution(choices=choices, objective_s=value, bound_s=0.0, gap=1.0, status="random", seconds=0.0, stats=stats)
+    stats = Stats(
+        nodes=len(problem.nodes),
+        choices=sum(problem.sizes),
+        kept_choices=sum(problem.sizes),
+        sweeps=0,
+        programs=0,
+        columns=0,
+    )
+    solution = Solution(
+        choices=choices, objective_s=value, bound_s=0.0, gap=1.0, status="random", seconds=0.0, stats=stats
+    )
     return prepared.write(solution)
-
-

@@ -72,7 +72,9 @@ def model_of(captured: Captured, name: str, blocks: Blocks) -> Model:
             size += times * numel * source.dtype.itemsize
     for path, number in sorted(blocks.counts.items()):
         lines.setdefault(f"blocks {path} {number}")
-    shown = tuple(Block(pattern=f"{path}.*" if path else "*", count=number) for path, number in sorted(blocks.counts.items()))
+    shown = tuple(
+        Block(pattern=f"{path}.*" if path else "*", count=number) for path, number in sorted(blocks.counts.items())
+    )
     digest = hashlib.sha256("\n".join(sorted(lines)).encode()).hexdigest()
     return Model(name=name, digest=digest, parameters=count, parameter_bytes=size, blocks=shown)
 
@@ -116,7 +118,9 @@ def _outputs(formulation: Formulation, choices: Sequence[int]) -> tuple[Tensor, 
 
 def _nodes(formulation: Formulation, choices: Sequence[int]) -> tuple[Node, ...]:
     captured = formulation.captured
-    by_use: dict[tuple, Reading] = {(r.node, r.at): r for r in formulation.readings if formulation.decisions[r.reader].kind == "op"}
+    by_use: dict[tuple, Reading] = {
+        (r.node, r.at): r for r in formulation.readings if formulation.decisions[r.reader].kind == "op"
+    }
     found: dict[str, Node] = {}
     place = {node: formulation.blocks.split(captured.names[node]) for node in captured.ops()}
     # The second block speaks for its kind: it has a block before it, as most have.
@@ -160,7 +164,11 @@ def _result_nodes(formulation: Formulation, choices: Sequence[int]) -> list[tupl
             key = next(k for k, v in formulation.results.items() if v == reading.reader)
             found.append((f"{key}::output", _result(formulation, choices, reading, f"{key}::output", "output")))
         elif decision.kind == "source" and reading.reader in updates:
-            name = next(n for n, v in captured.mutations.items() if v is reading.node and formulation.of[where[n]] == reading.reader)
+            name = next(
+                n
+                for n, v in captured.mutations.items()
+                if v is reading.node and formulation.of[where[n]] == reading.reader
+            )
             found.append((f"{name}::update", _result(formulation, choices, reading, f"{name}::update", "update")))
     for name, reading in zip(captured.grads, formulation.grads, strict=True):
         decision = formulation.decisions[reading.reader]

@@ -106,11 +106,13 @@ class Node(_Record, frozen=True, kw_only=True):
 
 
 class Options(_Record, frozen=True, kw_only=True):
-    """What the user asked for."""
+    """What the user asked for; `recompute` says what the backward computes again instead of reading it from memory,
+    `prefetch` that parameters are gathered one gather ahead of their use."""
 
     optimizer: Text
     compiled: bool
     recompute: Literal["none", "pointwise", "block"]
+    prefetch: bool
     memory_limit_bytes: Bytes | None
     constraints: Annotated[tuple[Text, ...], Meta(max_length=4096)]
     seed: Annotated[int, Meta(ge=0, le=2**62)] | None

@@ -1,4 +1,4 @@
-"""The oracle of sharding rules: run one op on pieces as a strategy says, put the pieces together, compare with the op."""
+"""The oracle of sharding rules: run one op on pieces as a strategy says, put them together, compare with the op."""
 
 from __future__ import annotations
 
@@ -100,23 +100,29 @@ def local_graph(node: fx.Node, strategy: Strategy, mesh: Mesh, coordinate: tuple
 
 
 def term(tensor: torch.Tensor, layout: Layout, mesh: Mesh, coordinate: tuple[int, ...]) -> torch.Tensor:
-    """A rank's piece; of a partial sum a random share, so that a rule that needs the sum is caught.
-
-    Of a maximum or minimum one rank holds it, the others something less or more.
-    """
+    """A rank's piece. Of a pending reduction a random term, drawn apart for each element, so that a rule that needs the
+    whole is caught: the terms of a sum have both signs, and another rank holds each element of a maximum or minimum."""
     part = piece(tensor, layout, mesh, coordinate)
     for axis, placement in enumerate(layout):
         count, index = mesh.shape[axis], coordinate[axis]
         if not is_partial(placement) or count == 1:
             continue
-        if placement == "P(sum)" and (part.is_floating_point() or part.is_complex()):
-            shares = torch.rand(count, generator=torch.Generator().manual_seed(axis), dtype=torch.float64)
-            part = part * float(shares[index] / shares.sum())
-        elif placement == "P(sum)":
-            part = part if index == 0 else torch.zeros_like(part)
-        elif index != 1:
-            part = part - 1 if placement == "P(max)" else part + 1
+        generator = torch.Generator().manual_seed(axis)
+        if placement == "P(sum)":
+            others = [noise(part, generator) for _ in range(count - 1)]
+            part = others[index - 1] if index else part - sum(others)
+        else:
+            holder = torch.randint(count, part.shape, generator=generator)
+            below = part - 1 - noise(part, generator).abs()
+            above = part + 1 + noise(part, generator).abs()
+            part = torch.where(holder == index, part, below if placement == "P(max)" else above)
     return part
+
+
+def noise(like: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
+    if like.is_floating_point() or like.is_complex():
+        return torch.randn(like.shape, dtype=like.dtype, generator=generator)
+    return torch.randint(-3, 4, like.shape, dtype=like.dtype, generator=generator)
 
 
 def error_of(want: torch.Tensor, pieces: Sequence[torch.Tensor], layout: Layout, mesh: Mesh) -> float:

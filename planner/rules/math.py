@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import fx
 
-from ...passes.graph import argument, tensor_args, value_of, values_of
+from ...passes.graph import argument, named_arguments, tensor_args, value_of, values_of
 from ...plans.layouts import PARTIAL, REPLICATE, shard
 from .rule import Link, Rule, RuleFunction, from_links, replicated
 
@@ -262,19 +262,23 @@ def _grouped_product_backward(node: fx.Node) -> list[Rule]:
 
 
 def _embedding_bag(node: fx.Node) -> list[Rule]:
+    """Features run apart; so do the indices of the largest rows, which only mode max (2) has."""
     inputs, present = tensor_args(node), _present(node)
-    features = ((1, *(None for _ in present[1:])), (1, *(None for _ in inputs[1:])))
-    return from_links([features] if argument(node, 4, 0) != 2 else [], present, len(inputs))
+    largest = 1 if argument(node, 4, 0) == 2 else None
+    features: Link = ((1, None, None, largest), (1, *(None for _ in inputs[1:])))
+    return from_links([features], present, len(inputs))
 
 
 def _embedding_bag_backward(node: fx.Node) -> list[Rule]:
-    inputs = tensor_args(node)
-    return from_links([((1,), (1, *(None for _ in inputs[1:])))], [True], len(inputs))
+    inputs, given = tensor_args(node), named_arguments(node)
+    dims: list[int | None] = [1, *(None for _ in inputs[1:])]
+    if given["mode"] == 2:
+        dims[inputs.index(given["maximum_indices"])] = 1
+    return from_links([((1,), dims)], [True], len(inputs))
 
 
 MATH_RULES: dict[str, RuleFunction] = {
     "einsum": _einsum,
-    "mm": _matmul("mk,kn->mn"),
     "bmm": _matmul("bmk,bkn->bmn"),
     "sum": _reduction(PARTIAL, linear=True),
     "amax": _reduction("P(max)"),
@@ -313,7 +317,6 @@ MATH_RULES: dict[str, RuleFunction] = {
     "transformers.grouped_mm_fallback": _grouped_product,
     "transformers.grouped_mm_fallback_backward": _grouped_product_backward,
     "_embedding_bag": _embedding_bag,
-    "_embedding_bag_dense_backward": _embedding_bag_backward,
     "_embedding_bag_backward": _embedding_bag_backward,
     "index": _index,
     "_unsafe_index": _index,

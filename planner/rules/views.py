@@ -159,8 +159,6 @@ def _everywhere(node: fx.Node) -> list[Rule]:
 
 VIEW_RULES: dict[str, RuleFunction] = {
     "reshape": _reshape,
-    "view": _reshape,
-    "_unsafe_view": _reshape,
     "squeeze": _reshape,
     "unsqueeze": _reshape,
     "permute": _permute,
@@ -178,13 +176,6 @@ VIEW_RULES: dict[str, RuleFunction] = {
     "view_as_real": _as_real,
     "view_as_complex": _as_complex,
     "full": _full,
-    "zeros": _full,
-    "ones": _full,
-    "empty": _full,
-    "new_zeros": _full,
-    "new_ones": _full,
-    "new_full": _full,
-    "new_empty": _full,
     "arange": _everywhere,
     "linspace": _everywhere,
     "scalar_tensor": _everywhere,

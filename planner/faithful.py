@@ -1,0 +1,68 @@
+"""Whether three captured blocks of a deep list stand for all of them.
+
+They do when nothing outside of the list is computed once per block: `h = h + block(h)` adds outside of the block, and
+a plan of three blocks has no entry for the fourth sum.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from torch import fx
+
+from ..passes.graph import Captured
+from .folding import CAPTURED, Blocks
+
+__all__ = ["stands_for_all"]
+
+_MIDDLE = 1
+_ALL = frozenset(range(CAPTURED))
+_Reach = dict[fx.Node, frozenset[int]]
+
+
+def stands_for_all(captured: Captured, blocks: Blocks, path: str) -> bool:
+    """Whether the middle block of the list at `path` looks like its neighbours, passes tensors only to the next block
+    and to the outside, and no node of the outside belongs to one block or to some."""
+    inside = _numbers(captured, blocks, path)
+    found: dict[str, set[int]] = {}
+    for node, number in inside.items():
+        if node.op != "call_function":
+            continue
+        found.setdefault(blocks.pattern(captured.names[node]), set()).add(number)
+        if any(abs(inside.get(source, number) - number) > 1 for source in node.all_input_nodes):
+            return False
+    if not found or any(numbers == {_MIDDLE} for numbers in found.values()):
+        return False
+    return not any(inside.get(node) == _MIDDLE for node in captured.outputs if node is not None) and not any(
+        _per_block(above, below) for above, below in _outside(captured, inside)
+    )
+
+
+def _per_block(above: frozenset[int], below: frozenset[int]) -> bool:
+    """Whether there are more of a node when there are more blocks, from the blocks it reads from and those it feeds.
+
+    What touches the first or the last block alone is there once; so is what every block reads and none makes.
+    """
+    return _MIDDLE in above or (_MIDDLE in below and (bool(above) or below != _ALL))
+
+
+def _outside(captured: Captured, inside: Mapping[fx.Node, int]) -> Iterable[tuple[frozenset[int], frozenset[int]]]:
+    """For every node outside of the list the blocks that it reads from and feeds, itself or through others outside."""
+    nodes = [node for node in captured.graph.nodes if node.op != "output"]
+    above = _reach(nodes, inside, lambda node: node.all_input_nodes)
+    below = _reach(reversed(nodes), inside, lambda node: list(node.users))
+    return [(above[node], below[node]) for node in nodes if node not in inside]
+
+
+def _reach(nodes: Iterable[fx.Node], inside: Mapping[fx.Node, int], neighbours: object) -> _Reach:
+    reach: _Reach = {}
+    for node in nodes:
+        near = [n for n in neighbours(node) if n.op != "output"]  # type: ignore[operator]
+        reach[node] = frozenset[int]().union(*(({inside[n]} if n in inside else reach[n]) for n in near))
+    return reach
+
+
+def _numbers(captured: Captured, blocks: Blocks, path: str) -> dict[fx.Node, int]:
+    """The number of its block for every node that lies in one of the list."""
+    places = {node: blocks.split(name) for node, name in captured.names.items()}
+    return {node: place[1] for node, place in places.items() if place is not None and place[0] == path}
