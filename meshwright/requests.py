@@ -8,7 +8,7 @@ from typing import Any
 
 from .planner.api import draft, plan
 from .planner.apply import check_fits
-from .planner.check import CheckReport, in_float64
+from .planner.check import CheckReport
 from .planner.verify import check
 from .plans import Cluster, Mesh, Plan
 from .specs import Spec, load_spec
@@ -68,11 +68,10 @@ def _outer(spec: Spec) -> Callable[[Any], Any] | None:
     return spec.loss
 
 
-def _built(spec: str, size: dict[str, int | None]) -> tuple[Any, tuple, dict[str, Any], Callable | None, None]:
-    """A rank's copy of the model, as `check` runs it."""
+def _built(spec: str, size: dict[str, int | None]) -> tuple[Any, tuple, dict[str, Any], Callable | None]:
+    """A rank's copy of the model."""
     found = load_spec(spec, **size)  # type: ignore[arg-type]
-    model, args, kwargs = in_float64(*found.build())
-    return model, args, kwargs, found.loss, None
+    return *found.build(), found.loss
 
 
 def replay_spec(

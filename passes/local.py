@@ -18,6 +18,7 @@ from ..plans.layouts import REPLICATE, Layout, local_shape
 from ..plans.meshes import Mesh
 from ..plans.plan import Edge, Node
 from ..plans.steps import parse_step
+from .attention import attention_elsewhere
 from .collectives import Emitter
 from .graph import Captured, arguments, tensor_args, values_of
 from .lowerings import LOWERINGS
@@ -212,6 +213,9 @@ def local_op(
     emitter: Emitter, node: fx.Node, args: tuple, kwargs: dict[str, Any], outs: Sequence[Layout | None]
 ) -> fx.Node:
     """Append the op of `node` on local pieces, its outputs in the layouts `outs`."""
+    elsewhere = attention_elsewhere(node, args, kwargs) if emitter.device.type != "cpu" else None
+    if elsewhere is not None:
+        return emitter.call(*elsewhere, like=node)
     if op_name(node) in _PACKED:
         packed: Any = fx.map_arg((args, kwargs), emitter.packed)
         args, kwargs = packed

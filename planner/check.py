@@ -1,7 +1,7 @@
 """Check: does the planned program compute what the model computes?
 
 The model is trained for a few AdamW steps on one process, and the same steps are run by the local programs of every rank;
-losses, gradients, buffers, mutated inputs and updated parameters are compared as whole tensors.
+losses, outputs, gradients, buffers, mutated inputs and updated parameters are compared as whole tensors.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.distributed.tensor import DTensor
 
 from ..passes.graph import Captured, values_of
 from ..passes.local import localize
@@ -34,9 +35,11 @@ __all__ = [
     "in_float64",
     "tolerance_of",
     "train",
+    "train_in_place",
 ]
 
 LossFunction = Callable[[Any], torch.Tensor]
+Gradient = torch.Tensor | None
 # AdamW's eps: large enough that the rounding of a gradient that is zero in exact arithmetic is not blown up by 1/sqrt(v).
 EPS = 1e-4
 _TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-5, torch.bfloat16: 3e-2, torch.float16: 1e-2}
@@ -44,7 +47,7 @@ _TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-5, torch.bfloat16: 3e-2, t
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Difference:
-    """One thing that differs: its name, its kind (loss, gradient, buffer, parameter, input) and the relative error."""
+    """One thing that differs: its name, its kind (loss, output, gradient, buffer, parameter, input), the relative error."""
 
     name: str
     kind: str
@@ -73,6 +76,11 @@ class Record:
     def put(self, kind: str, name: str, value: torch.Tensor | None) -> None:
         """Remember a copy of `value`."""
         self.values[kind, name] = None if value is None else value.detach().clone()
+
+    def put_outputs(self, out: Any, step: int) -> None:
+        """Remember the tensors of an output: a loss may not tell a permuted output from the right one."""
+        for index, tensor in enumerate(flatten(out, what="output")[0]):
+            self.put("output", f"{index} step {step}", tensor)
 
 
 def default_loss(out: Any) -> torch.Tensor:
@@ -108,22 +116,47 @@ def in_float64(
 
 
 def train(
-    model: nn.Module, args: Sequence[Any], kwargs: dict[str, Any], loss: LossFunction, *, steps: int, seed: int
+    model: nn.Module,
+    args: Sequence[Any],
+    kwargs: dict[str, Any],
+    loss: LossFunction,
+    *,
+    steps: int,
+    seed: int,
+    accumulate: int = 1,
 ) -> Record:
     """Train a copy of `model` for some AdamW steps in this process and record everything that a check compares."""
     model = copy.deepcopy(model)
     inputs = copy.deepcopy((tuple(args), dict(kwargs)))
+    return train_in_place(model, inputs, loss, steps=steps, seed=seed, accumulate=accumulate)
+
+
+def train_in_place(
+    model: nn.Module,
+    inputs: tuple[tuple, dict[str, Any]],
+    loss: LossFunction,
+    *,
+    steps: int,
+    seed: int,
+    accumulate: int,
+) -> Record:
+    """`train` without the copies; of a parallel model the whole tensors are recorded."""
     trained = [p for p in model.parameters() if p.requires_grad]
     optimizer = torch.optim.AdamW(trained, lr=1e-3, eps=EPS, foreach=False) if trained else None
     record = Record()
+    tensors, tree = flatten_call(*inputs)
     for step in range(steps):
         torch.manual_seed(seed + step)
-        value = loss(model(*inputs[0], **inputs[1]))
-        value.backward()
-        record.put("loss", f"step {step}", value)
+        values = []
+        for _ in range(accumulate):
+            out = model(*inputs[0], **inputs[1])
+            record.put_outputs(out, step)
+            values.append(loss(out))
+            values[-1].backward()
+        record.put("loss", f"step {step}", torch.stack([v.detach() for v in values]))
         for name, parameter in model.named_parameters():
-            record.put("gradient", f"{name} step {step}", parameter.grad)
-        for name, tensor in zip(*_inputs(inputs), strict=True):
+            record.put("gradient", f"{name} step {step}", _whole(parameter.grad))
+        for name, tensor in zip(tree.names, tensors, strict=True):
             record.put("input", f"{name} step {step}", tensor)
             if tensor.requires_grad:
                 record.put("gradient", f"{name} step {step}", tensor.grad)
@@ -132,15 +165,14 @@ def train(
             optimizer.step()
             optimizer.zero_grad(set_to_none=True)
     for name, parameter in model.named_parameters():
-        record.put("parameter", name, parameter)
+        record.put("parameter", name, _whole(parameter))
     for name, buffer in model.named_buffers():
-        record.put("buffer", name, buffer)
+        record.put("buffer", name, _whole(buffer))
     return record
 
 
-def _inputs(inputs: Any) -> tuple[tuple[str, ...], list[torch.Tensor]]:
-    tensors, tree = flatten_call(*inputs)
-    return tree.names, tensors
+def _whole(tensor: torch.Tensor | None) -> torch.Tensor | None:
+    return tensor.full_tensor().detach() if isinstance(tensor, DTensor) else tensor
 
 
 def check_plan(
@@ -154,13 +186,16 @@ def check_plan(
     loss_inside: bool = False,
     steps: int = 3,
     seed: int = 0,
+    accumulate: int = 1,
     reference: Record | None = None,
 ) -> CheckReport:
     """Run `model` and `plan` side by side on simulated ranks. `loss_inside` says that the capture holds the loss already."""
     tolerance = tolerance_of(captured)
-    expected = reference or train(model, args, kwargs, loss, steps=steps, seed=seed)
+    expected = reference or train(model, args, kwargs, loss, steps=steps, seed=seed, accumulate=accumulate)
     outer = (lambda out: out) if loss_inside else loss
-    got = _Simulation(model, args, kwargs, captured, plan).train(outer, steps=steps, seed=seed)
+    got = _Simulation(model, args, kwargs, captured, plan).train(outer, steps=steps, seed=seed, accumulate=accumulate)
+    if loss_inside:
+        expected = Record(values={key: value for key, value in expected.values.items() if key[0] != "output"})
     return compare(expected, got, captured, tolerance, plan.mesh.size)
 
 
@@ -238,7 +273,7 @@ class _Simulation:
                 found.append(getattr(model.get_submodule(path), key))
         return found
 
-    def train(self, loss: LossFunction, *, steps: int, seed: int) -> Record:
+    def train(self, loss: LossFunction, *, steps: int, seed: int, accumulate: int) -> Record:
         """The same steps as `train`, by all ranks."""
         sources = list(self.captured.sources.values())
         trained = [i for i, s in enumerate(sources) if s.kind == "parameter" and s.requires_grad]
@@ -252,7 +287,7 @@ class _Simulation:
         record = Record()
         for step in range(steps):
             torch.manual_seed(seed + step)
-            gradients = self._step(loss, record, step)
+            gradients = self._step(loss, record, step, accumulate)
             for rank, optimizer, grads in zip(self.local, optimizers, gradients, strict=True):
                 for i in trained:
                     rank[i].grad = grads.get(self.names[i])
@@ -270,25 +305,42 @@ class _Simulation:
             [rank[index].detach() for rank in self.local], shape, self.layouts[index], self.mesh, self.names[index]
         )
 
-    def _step(self, loss: LossFunction, record: Record, step: int) -> list[dict[str, torch.Tensor]]:
+    def _step(self, loss: LossFunction, record: Record, step: int, accumulate: int) -> list[dict[str, Gradient]]:
+        """Every rank's gradients by name, summed over the backward passes."""
+        totals: list[dict[str, Gradient]] = [{} for _ in self.halves]
+        values = []
+        for _ in range(accumulate):
+            value, ends = self._pass(loss, record, step)
+            values.append(value)
+            for total, end in zip(totals, ends, strict=True):
+                for name, gradient in end.items():
+                    before = total.get(name)
+                    total[name] = before if gradient is None else gradient if before is None else before + gradient
+        record.put("loss", f"step {step}", torch.stack(values))
+        self._record(record, step, totals)
+        return totals
+
+    def _pass(self, loss: LossFunction, record: Record, step: int) -> tuple[torch.Tensor, list[dict[str, Gradient]]]:
+        """One forward and backward: the loss, and every rank's gradients by name."""
         halves, mesh = self.halves, self.mesh
         program = halves[0].program
         with torch.no_grad():
             results = run_ranks([h.forward.graph for h in halves], self.local, mesh, program.constants)
         count = len(program.outputs)
-        tangents = self._tangents(loss, record, step, [r[:count] for r in results])
+        value, tangents, missing = self._tangents(loss, record, step, [r[:count] for r in results])
         for rank, result in zip(self.local, results, strict=True):
-            for name, value in zip(program.mutations, result[count : halves[0].results], strict=True):
-                rank[self.names.index(name)] = value
+            for name, mutated in zip(program.mutations, result[count : halves[0].results], strict=True):
+                rank[self.names.index(name)] = mutated
         saved = [result[h.results :] for h, result in zip(halves, results, strict=True)]
         with torch.no_grad():
             given = [[*s, *tangents] for s in saved]
             ends = run_ranks([h.backward.graph for h in halves], given, mesh, program.constants)
-        self._record(record, step, ends)
-        return [dict(zip(program.gradients, end, strict=True)) | {n: None for n in self.missing} for end in ends]  # type: ignore[misc]
+        return value, [dict(zip(program.gradients, end, strict=True)) | dict.fromkeys(missing) for end in ends]
 
-    def _tangents(self, loss: LossFunction, record: Record, step: int, outputs: list) -> list[torch.Tensor]:
-        """The outer loss on the whole outputs, and the tangents that it gives them."""
+    def _tangents(
+        self, loss: LossFunction, record: Record, step: int, outputs: list
+    ) -> tuple[torch.Tensor, list[torch.Tensor], list[str]]:
+        """The outer loss on the whole outputs, the tangents that it gives them, and what gets no gradient from them."""
         program = self.halves[0].program
         leaves: list[torch.Tensor] = []
         for at, index in enumerate(program.outputs):
@@ -299,23 +351,25 @@ class _Simulation:
             whole = assemble([o[at] for o in outputs], value.shape, layout, self.mesh, f"output {index}")
             leaves.append(whole.requires_grad_(index in program.tangents))
         given = dict(zip(program.outputs, leaves, strict=True))
-        value = loss(self.captured.output_tree.build([given.get(i) for i in range(len(self.captured.outputs))]))
-        record.put("loss", f"step {step}", value)
+        out = self.captured.output_tree.build([given.get(i) for i in range(len(self.captured.outputs))])
+        record.put_outputs(out, step)
+        value = loss(out)
         if value.requires_grad:
             value.backward()
         got = {i: leaf.grad for i, leaf in given.items()}
-        self.missing = [n for n, needs in program.needs.items() if needs and all(got[i] is None for i in needs)]
-        return [g if (g := got[i]) is not None else torch.zeros_like(given[i]) for i in program.tangents]
+        missing = [n for n, needs in program.needs.items() if needs and all(got[i] is None for i in needs)]
+        tangents = [g if (g := got[i]) is not None else torch.zeros_like(given[i]) for i in program.tangents]
+        return value.detach(), tangents, missing
 
-    def _record(self, record: Record, step: int, ends: list) -> None:
-        program = self.halves[0].program
+    def _record(self, record: Record, step: int, gradients: list[dict[str, Gradient]]) -> None:
         where = {s.name: s for s in self.captured.sources.values()}
-        for at, name in enumerate(program.gradients):
+        for name in gradients[0]:
             i = self.names.index(name)
-            whole = assemble(
-                [end[at] for end in ends], where[name].shape, self.layouts[i], self.mesh, f"gradient of {name}"
-            )
-            record.put("gradient", f"{name} step {step}", None if name in self.missing else whole)
+            pieces = [p for rank in gradients if (p := rank[name]) is not None]
+            whole = None
+            if pieces:
+                whole = assemble(pieces, where[name].shape, self.layouts[i], self.mesh, f"gradient of {name}")
+            record.put("gradient", f"{name} step {step}", whole)
         for i, source in enumerate(self.captured.sources.values()):
             if source.kind == "input":
                 record.put("input", f"{source.name} step {step}", self._whole(i))

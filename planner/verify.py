@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import random as randomness
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 from torch import nn
 
 from ..passes.capture import capture
+from ..passes.graph import Captured
+from ..passes.lookup import PlanLookup
+from ..passes.recompute import Recompute
 from ..plans.clusters import Cluster
-from ..plans.errors import RequestError
+from ..plans.errors import ReplayError, RequestError
 from ..plans.meshes import Mesh
 from ..plans.plan import Plan
 from .api import Draft, draft, plan_draft
@@ -38,10 +41,12 @@ def check(
     random: int = 0,
     seed: int = 0,
     steps: int = 3,
+    accumulate: int = 1,
     build: Build | None = None,
     **options: Any,
 ) -> CheckReport:
-    """Whether the planned program computes what `model` computes: loss, gradients, buffers, parameters after AdamW steps.
+    """Whether the planned program computes what `model` computes: loss, outputs, gradients, buffers, and parameters after
+    AdamW steps of `accumulate` backward passes each.
 
     The plan is `plan`, or `random` random feasible ones, or the one that the planner chooses for `mesh`. `loss` is what the
     user applies to the model's output (default: its loss, a scalar itself, or a mean square). A model that is float32
@@ -52,33 +57,102 @@ def check(
         raise RequestError(
             "'model' must have weights to be checked, got one on the meta device; use a smaller model, e.g. a -tiny spec"
         )
-    outer, given = loss or default_loss, dict(kwargs or {})
+    given = _Given(model=model, args=tuple(args), kwargs=dict(kwargs or {}))
+    grid, inner = _grid(mesh, plan), None
     if plan is not None:
-        capture_for(plan, model, args, given, None)
-        mesh = plan.mesh
-    if mesh is None:
-        raise RequestError("'mesh' must be given where there is no plan, got neither; e.g. mesh='2x2'")
-    grid = Mesh.parse(mesh) if isinstance(mesh, str) else mesh
-    model, args, given, reference = _reference(model, args, given, outer, steps, seed)
-    options = {"cluster": usual_cluster(grid), **options, "mesh": grid}
+        inner = _inner_loss(plan, given, loss)
+    outer = loss or default_loss
+    run = {"steps": steps, "seed": seed, "accumulate": accumulate}
+    wide, reference = _reference(given, outer, run)
+    # A plan that is given or has to fit is one for the model as it is.
+    planned = given if plan is not None or options.get("memory_limit_bytes") is not None else wide
     worst: CheckReport | None = None
-    for found, prepared in _plans(model, args, given, plan, random, seed, options):
-        captured = (
-            prepared.captured
-            if prepared and not prepared.blocks.cut
-            else capture(model, args, given, recompute=found.options.recompute)
-        )
+    for found in _plans(planned, plan, random, seed, {"cluster": usual_cluster(grid), **options, "mesh": grid}):
+        ran, captured = wide, wide.captured(found, inner)
+        if planned is not wide and not _has_entries(found, captured):
+            # The model asks for float32 itself: in float64 that is another program.
+            ran, captured = planned, planned.captured(found, inner)
+            reference = train(planned.model, planned.args, planned.kwargs, outer, **run)
         if build is not None:
-            record = train_on_gloo(build, found, steps=steps, seed=seed)
+            record = train_on_gloo(build, found, wide=ran is wide is not given, **run)
             report = compare(reference, record, captured, tolerance_of(captured), grid.size, "gloo")
         else:
             report = check_plan(
-                model, args, given, captured, found, loss=outer, steps=steps, seed=seed, reference=reference
+                ran.model,
+                ran.args,
+                ran.kwargs,
+                captured,
+                found,
+                loss=outer,
+                loss_inside=inner is not None,
+                reference=reference,
+                **run,
             )
         if worst is None or (not report.equal, report.max_error) > (not worst.equal, worst.max_error):
             worst = report
     assert worst is not None
     return worst
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class _Given:
+    """A model and its inputs, and its captures by how they recompute."""
+
+    model: nn.Module
+    args: tuple
+    kwargs: dict[str, Any]
+    captures: dict[Recompute, Captured] = field(default_factory=dict)
+
+    def keep(self, prepared: Draft) -> None:
+        """Remember a draft's capture, if it is whole: `cut` ones hold some blocks only."""
+        if not prepared.blocks.cut:
+            self.captures[prepared.options.recompute] = prepared.captured
+
+    def captured(self, plan: Plan, loss: LossFunction | None) -> Captured:
+        """The capture that `plan` runs."""
+        mode = plan.options.recompute
+        if mode not in self.captures:
+            self.captures[mode] = capture(self.model, self.args, self.kwargs, loss=loss, recompute=mode)
+        return self.captures[mode]
+
+
+def _grid(mesh: Mesh | str | None, plan: Plan | None) -> Mesh:
+    grid = Mesh.parse(mesh) if isinstance(mesh, str) else mesh
+    if plan is None:
+        if grid is None:
+            raise RequestError("'mesh' must be given where there is no plan, got neither; e.g. mesh='2x2'")
+        return grid
+    if grid is not None and grid.shape != plan.mesh.shape:
+        raise ReplayError(f"'plan' must be for mesh {grid}, got one for mesh {plan.mesh}; plan again for this mesh")
+    return plan.mesh
+
+
+def _inner_loss(plan: Plan, given: _Given, loss: LossFunction | None) -> LossFunction | None:
+    """The loss that is part of `plan`, once it is sure that the plan is for the model."""
+    try:
+        capture_for(plan, given.model, given.args, given.kwargs, None)
+    except ReplayError:
+        if loss is None:
+            raise
+        try:
+            capture_for(plan, given.model, given.args, given.kwargs, loss)
+        except ReplayError:
+            pass
+        else:
+            return loss
+        raise
+    return None
+
+
+def _has_entries(plan: Plan, captured: Captured) -> bool:
+    """Whether `plan` knows every op of `captured`."""
+    lookup = PlanLookup(plan)
+    try:
+        for node in captured.ops():
+            lookup(captured.names[node])
+    except ReplayError:
+        return False
+    return True
 
 
 def usual_cluster(mesh: Mesh) -> Cluster:
@@ -88,39 +162,32 @@ def usual_cluster(mesh: Mesh) -> Cluster:
     return Cluster(device="h100-sxm", nodes=size // per_node, devices_per_node=per_node)
 
 
-def _reference(
-    model: nn.Module, args: Sequence[Any], kwargs: dict, loss: LossFunction, steps: int, seed: int
-) -> tuple[nn.Module, tuple, dict, Record]:
+def _reference(given: _Given, loss: LossFunction, run: dict[str, int]) -> tuple[_Given, Record]:
     """The model in the widest precision it runs in, and what one process computes with it."""
-    wide = in_float64(model, args, kwargs)
+    model, args, kwargs = in_float64(given.model, given.args, given.kwargs)
     try:
-        return *wide, train(*wide, loss, steps=steps, seed=seed)
+        return _Given(model=model, args=args, kwargs=kwargs), train(model, args, kwargs, loss, **run)
     except RuntimeError:
         # Some kernels have no float64: the model is checked as it is.
-        return model, tuple(args), kwargs, train(model, args, kwargs, loss, steps=steps, seed=seed)
+        return given, train(given.model, given.args, given.kwargs, loss, **run)
 
 
-def _plans(
-    model: nn.Module,
-    args: Sequence[Any],
-    kwargs: dict,
-    plan: Plan | None,
-    count: int,
-    seed: int,
-    options: dict[str, Any],
-) -> Any:
+def _plans(given: _Given, plan: Plan | None, count: int, seed: int, options: dict[str, Any]) -> Iterator[Plan]:
     if plan is not None:
-        yield plan, None
+        yield plan
         return
+    call = (given.model, given.args, given.kwargs)
     if not count:
-        prepared, solution = plan_draft(model, args, kwargs, **options)
-        yield prepared.write(solution), prepared
+        prepared, solution = plan_draft(*call, **options)
+        given.keep(prepared)
+        yield prepared.write(solution)
         return
     settings = {k: v for k, v in options.items() if k not in ("time_limit_s", "gap", "solver")}
     recompute = ("none", "pointwise", "block")
     for index in range(count):
-        prepared = draft(model, args, kwargs, **{**settings, "recompute": recompute[(seed + index) % 3]})
-        yield random_plan(prepared, seed + index), prepared
+        prepared = draft(*call, **{**settings, "recompute": recompute[(seed + index) % 3]})
+        given.keep(prepared)
+        yield random_plan(prepared, seed + index)
 
 
 def random_plan(prepared: Draft, seed: int) -> Plan:

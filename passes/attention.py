@@ -1,0 +1,75 @@
+"""Attention on devices other than the CPU, where capture took place: the fastest fused kernel that PyTorch picks there.
+
+The captured graph holds the CPU's attention op and its backward. Elsewhere they run as these two functions, which call
+torch.nn.functional.scaled_dot_product_attention; the backward runs the forward again to get at the kernel's own backward
+(torch.compile breaks its graph around them).
+Shapes: q (batch, heads, queries, head_dim), k and v (batch, kv heads, keys, head_dim), lse (batch, heads, queries).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import fx
+from torch.nn.functional import scaled_dot_product_attention
+
+from .naming import op_name
+
+__all__ = ["attention", "attention_backward", "attention_elsewhere"]
+
+
+def _forward(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor | None, causal: bool, scale: float | None
+) -> torch.Tensor:
+    same = q.shape[1] == k.shape[1]
+    return scaled_dot_product_attention(q, k, v, mask, is_causal=causal, scale=scale, enable_gqa=not same)
+
+
+@torch.compiler.disable
+def attention(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor | None, causal: bool, scale: float | None
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Attention without dropout. The second result stands for the log-sum-exp, which the backward does not need."""
+    out = _forward(q, k, v, mask, causal, scale)
+    return out.contiguous(), q.new_zeros(q.shape[:3], dtype=_sum_dtype(q))
+
+
+@torch.compiler.disable
+def attention_backward(
+    grad: torch.Tensor,
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    mask: torch.Tensor | None,
+    causal: bool,
+    scale: float | None,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Gradients of q, k and v for the gradient of the output."""
+    with torch.enable_grad():
+        leaves = [t.detach().requires_grad_() for t in (q, k, v)]
+        out = _forward(leaves[0], leaves[1], leaves[2], mask, causal, scale)
+        dq, dk, dv = torch.autograd.grad(out, leaves, grad)
+    return dq.contiguous(), dk.contiguous(), dv.contiguous()
+
+
+def _sum_dtype(q: torch.Tensor) -> torch.dtype:
+    return torch.float64 if q.dtype == torch.float64 else torch.float32
+
+
+def attention_elsewhere(node: fx.Node, args: tuple, kwargs: dict[str, Any]) -> tuple[Any, tuple] | None:
+    """Target and arguments that take the place of the CPU's attention op `node`; None for another node.
+
+    Raises NotImplementedError for dropout inside of attention, which has no counterpart with the same mask.
+    """
+    short = op_name(node)
+    if not short.startswith("_scaled_dot_product_flash_attention_for_cpu"):
+        return None
+    target: Any = node.target
+    given = dict(zip([a.name for a in target._schema.arguments], args, strict=False)) | kwargs
+    if given.get("dropout_p"):
+        raise NotImplementedError("dropout inside of attention must be 0 on this device; use dropout after attention")
+    rest = (given.get("attn_mask"), bool(given.get("is_causal", False)), given.get("scale"))
+    if short.endswith("backward"):
+        return attention_backward, (given["grad_out"], given["query"], given["key"], given["value"], *rest)
+    return attention, (given["query"], given["key"], given["value"], *rest)
