@@ -1,24 +1,33 @@
-# `make test` and `make demo` need nothing but Python 3.11 or later and a network or a wheel folder.
-# For a small download on a machine without a GPU: make test TORCH='torch==2.13.0 --index-url https://download.pytorch.org/whl/cpu'
+# Every target sets up what it needs: a virtual environment, PyTorch, this package and its test tools.
+# A bare machine needs Python 3.11 or later and a network (or folders of wheels that pip is told of).
+#
+#   TORCH   what pip installs for PyTorch: by default the build for CPUs; for CUDA: make test TORCH=torch==2.13.0
+#   VENV    where the environment is put
 
-TORCH ?= torch==2.13.0
+TORCH_VERSION := 2.13.0
+TORCH ?= torch==$(TORCH_VERSION) --index-url https://download.pytorch.org/whl/cpu
 VENV ?= .venv
 PYTHON ?= python3
 STAMP := $(VENV)/meshwright-is-installed
 RUN := $(VENV)/bin/python
 
-.PHONY: venv test demo lint slow
+# Many processes share the cores: one thread each is fastest.
+OMP_NUM_THREADS ?= 1
+export OMP_NUM_THREADS
+
+.PHONY: venv test slow demo lint
 
 venv: $(STAMP)
 
+# Where PyTorch's own index is out of reach, whatever index pip knows will do.
 $(STAMP): pyproject.toml
 	test -x $(RUN) || $(PYTHON) -m venv $(VENV)
-	$(RUN) -m pip install --quiet $(TORCH)
+	$(RUN) -m pip install --quiet --retries 1 $(TORCH) || $(RUN) -m pip install --quiet torch==$(TORCH_VERSION)
 	$(RUN) -m pip install --quiet -e '.[dev]'
 	touch $(STAMP)
 
 test: venv
-	$(RUN) -m pytest
+	$(RUN) -m pytest -m "not slow"
 
 slow: venv
 	$(RUN) -m pytest -m slow

@@ -217,15 +217,20 @@ def check_command(
 
 def _report_object(report: Any) -> dict[str, Any]:
     differences = [
-        {"name": difference.name, "kind": difference.kind, "error": difference.error}
+        {"name": difference.name, "kind": difference.kind, "error": _finite(difference.error)}
         for difference in report.differences
     ]
     return {
         "equal": report.equal,
-        "max_error": report.max_error,
+        "max_error": _finite(report.max_error),
         "differences": differences,
         "ranks": report.ranks,
     }
+
+
+def _finite(error: float) -> float:
+    """`error` as JSON can hold it: the largest number where something is missing or of another shape."""
+    return error if error <= sys.float_info.max else sys.float_info.max
 
 
 def _report_text(report: Any) -> str:

@@ -77,7 +77,7 @@ def _built(spec: str, size: dict[str, int | None]) -> tuple[Any, tuple, dict[str
 def replay_spec(
     plan: Plan, spec: str, *, global_batch: int | None = None, seq_len: int | None = None, layers: int | None = None
 ) -> Plan:
-    """`plan` itself, once it is sure that it fits the model that `spec` names. ReplayError names the first difference."""
+    """`plan` itself, once it is sure that it fits the model of `spec`. ReplayError names the first difference."""
     found = load_spec(spec, batch=global_batch, seq_len=seq_len, layers=layers)
     model, args, kwargs = found.build()
     prepared = draft(

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 import torch.fx.traceback as fx_traceback
+from torch._C._autograd import _saved_tensors_hooks_set_tracing
 from torch._decomp import core_aten_decompositions, get_decompositions
 from torch._functorch._aot_autograd.descriptors import (
     GradAOTOutput,
@@ -27,6 +28,7 @@ from torch._subclasses.fake_tensor import (
     FakeTensorMode,
 )
 from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
+from torch.fx.graph import _BoxedCodeGen
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
 __all__ = [
@@ -39,6 +41,7 @@ __all__ = [
     "PlainAOTOutput",
     "TangentAOTInput",
     "argument_names",
+    "boxed",
     "core_decompositions",
     "data_dependent_errors",
     "decompositions",
@@ -46,6 +49,7 @@ __all__ = [
     "fake_mode_of",
     "functional",
     "joint_graph",
+    "keep_saved_tensor_hooks",
     "module_scope",
     "tree_flatten",
     "tree_unflatten",
@@ -116,6 +120,12 @@ def module_scope(path: Sequence[str]) -> None:
     fx_traceback.current_meta["nn_module_stack"] = {name: (name, "") for name in path}
 
 
+def keep_saved_tensor_hooks() -> None:
+    """Let checkpointed regions save as they do outside of a trace, until the trace ends: AOTAutograd switches that off
+    while it traces, and would lose what the backward computes again."""
+    _saved_tensors_hooks_set_tracing(False)
+
+
 def joint_graph(
     module: torch.nn.Module, inputs: Sequence[Any], table: dict[Any, Callable[..., Any]]
 ) -> torch.fx.GraphModule:
@@ -127,3 +137,11 @@ def joint_graph(
     with contextlib.ExitStack() as stack, fx_traceback.preserve_node_meta():
         joint = aot_export_joint_with_descriptors(stack, module, tuple(inputs), decompositions=table)
         return joint.graph_module
+
+
+def boxed(module: torch.fx.GraphModule) -> Callable[[list[Any]], tuple]:
+    """`module` as a function of one list, which it empties: inputs are freed after their last use."""
+    graph = torch.fx.Graph()
+    graph.output(graph.graph_copy(module.graph, {}))
+    graph.set_codegen(_BoxedCodeGen())
+    return torch.fx.GraphModule(module, graph)

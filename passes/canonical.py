@@ -1,5 +1,6 @@
 """Canonical form of a joint graph: the same numbers, in the ops that shard best.
 
+* What a checkpointed region draws again is what it drew first (draws.py).
 * Single ops become simpler ones (rewrites.py).
 * Views that only flatten leading dims before a matrix product are folded into an einsum over the real dims
   (products.py), so that a batch or sequence dim can be sharded through a linear layer.
@@ -18,6 +19,7 @@ import torch
 from torch import fx
 
 from . import _torch
+from .draws import reuse_draws
 from .graph import Captured, argument, emit, replace, value_of
 from .products import fold_flat_ops, fold_products, merge_permutes, merge_reshapes
 from .rewrites import DECOMPOSED, REWRITES
@@ -51,6 +53,7 @@ _ASSERTIONS = {aten._assert_tensor_metadata.default, aten._assert_async.msg, ate
 def canonicalize(captured: Captured) -> None:
     """Rewrite `captured` in place into canonical form. Its outputs, gradients and mutations follow; names do not."""
     graph = captured.graph
+    reuse_draws(graph)
     _simplify(graph)
     _drop_noise(graph)
     _unpack(graph)

@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 from torch import fx, nn
-from torch.func import functional_call
+from torch.utils.checkpoint import set_checkpoint_early_stop
 
 from ..plans.errors import CaptureError, MeshwrightError
 from . import _torch
@@ -49,7 +49,7 @@ def capture(
     the module and source line, when the model cannot be traced without changing what it computes.
     """
     entry = _Entry.of(model, tuple(args), dict(kwargs or {}), loss)
-    with _explained(entry):
+    with _explained(entry), _watched(entry), _traced():
         joint = _torch.joint_graph(entry, entry.example, _torch.decompositions(DECOMPOSED))
     captured = _read(joint, entry)
     canonicalize(captured)
@@ -68,25 +68,27 @@ class _Entry(nn.Module):
         self.sources: list[Source] = []
         self.example: list[torch.Tensor] = []
         self.aliases: dict[str, str] = {}
+        self.slots: list[tuple[SourceKind, str, int]] = []  # where the model holds its tensors, and their places here
         self.inputs: Tree | None = None
         self.outputs: Tree | None = None
-        self.differentiable: tuple[bool, ...] = ()
         self.path: list[str] = []
         self.loss: Callable[[Any], torch.Tensor] | None = None
+        self.model: nn.Module
 
     @classmethod
     def of(cls, model: nn.Module, args: tuple, kwargs: dict, loss: Callable | None) -> _Entry:
         self = cls()
         mode = _torch.FakeTensorMode(allow_non_fake_inputs=True)
         memo: dict[int, Any] = {}
+        places: dict[int, int] = {}
         for kind, name, tensor in _tensors(model):
-            if id(tensor) in memo:
-                first = next(s.name for s, e in zip(self.sources, self.example, strict=True) if e is memo[id(tensor)])
-                self.aliases[name] = first
-                continue
-            fake = _fake(tensor, mode)
-            memo[id(tensor)] = fake
-            self._add(kind, name, tensor, fake)
+            if id(tensor) in places:
+                self.aliases[name] = self.sources[places[id(tensor)]].name
+            else:
+                places[id(tensor)] = len(self.sources)
+                memo[id(tensor)] = _fake(tensor, mode)
+                self._add(kind, name, tensor, memo[id(tensor)])
+            self.slots.append((kind, name, places[id(tensor)]))
         tensors, self.inputs = flatten_call(args, kwargs)
         for name, tensor in zip(self.inputs.names, tensors, strict=True):
             self._add("input", name, tensor, _fake(tensor, mode))
@@ -114,20 +116,47 @@ class _Entry(nn.Module):
 
     def forward(self, *flat: torch.Tensor) -> tuple[torch.Tensor, ...]:
         assert self.inputs is not None
-        held = {s.name: t for s, t in zip(self.sources, flat, strict=True) if s.kind in ("parameter", "buffer")}
         given = [t for s, t in zip(self.sources, flat, strict=True) if s.kind == "input"]
         args, kwargs = self.inputs.build(given)
-        model: nn.Module = self.model  # type: ignore[assignment]
-        with _watched(model, self.path), _torch.exporting():
-            for source, tensor in zip(self.sources, flat, strict=True):
-                if source.kind == "constant":
-                    _set_attribute(model, source.name, tensor)
-            out = functional_call(model, held, args, kwargs, tie_weights=True)
-            if self.loss is not None:
-                out = self.loss(out)
+        self.path.clear()
+        _torch.keep_saved_tensor_hooks()
+        self._install(flat)
+        out = self.model(*args, **kwargs)
+        if self.loss is not None:
+            out = self.loss(out)
+        self._keep_reassigned(flat)
         tensors, self.outputs = flatten(out, what="output")
-        self.differentiable = tuple(t.requires_grad for t in tensors)
         return tuple(tensors)
+
+    def _install(self, flat: Sequence[torch.Tensor]) -> None:
+        """Put the traced tensors into the model. They stay there for what the backward computes again."""
+        for kind, name, place in self.slots:
+            held, key = self._holder(kind, name)
+            held[key] = flat[place]
+
+    def _keep_reassigned(self, flat: Sequence[torch.Tensor]) -> None:
+        """A buffer that the model has replaced by another tensor is a mutated one."""
+        for kind, name, place in self.slots:
+            held, key = self._holder(kind, name)
+            before, now = flat[place], held.get(key)
+            if kind != "buffer" or now is before or not isinstance(now, torch.Tensor):
+                continue
+            if (now.shape, now.dtype) != (before.shape, before.dtype):
+                raise CaptureError(
+                    f"'model' must keep shape and dtype of its buffers, got {tuple(now.shape)} and {now.dtype} for "
+                    f"{name} of {tuple(before.shape)} and {before.dtype}"
+                )
+            with torch.no_grad():
+                before.copy_(now)
+
+    def _holder(self, kind: SourceKind, name: str) -> tuple[dict[str, Any], str]:
+        """The dict in which a module of the model holds the tensor `name`, and its key there."""
+        path, _, key = name.rpartition(".")
+        module = self.model.get_submodule(path)
+        held: dict[str, Any] = vars(module)
+        if kind != "constant":
+            held = module._parameters if kind == "parameter" else module._buffers  # type: ignore[assignment]
+        return held, key
 
 
 def _tensors(model: nn.Module) -> Iterator[tuple[SourceKind, str, torch.Tensor]]:
@@ -139,11 +168,6 @@ def _tensors(model: nn.Module) -> Iterator[tuple[SourceKind, str, torch.Tensor]]
         for key, value in vars(module).items():
             if isinstance(value, torch.Tensor):
                 yield "constant", f"{path}.{key}".lstrip("."), value
-
-
-def _set_attribute(model: nn.Module, name: str, value: torch.Tensor) -> None:
-    path, _, key = name.rpartition(".")
-    object.__setattr__(model.get_submodule(path), key, value)
 
 
 def _fake(tensor: torch.Tensor, mode: Any) -> torch.Tensor:
@@ -159,9 +183,17 @@ def _fake(tensor: torch.Tensor, mode: Any) -> torch.Tensor:
 
 
 @contextmanager
-def _watched(model: nn.Module, path: list[str]) -> Iterator[None]:
+def _traced() -> Iterator[None]:
+    """What holds while tracing: library code takes its traceable paths, a checkpointed region is repeated whole, and
+    the random state of the process is left alone."""
+    with _torch.exporting(), set_checkpoint_early_stop(False), torch.random.fork_rng(devices=[]):
+        yield
+
+
+@contextmanager
+def _watched(entry: _Entry) -> Iterator[None]:
     """Label traced nodes with the module they come from, and remember where tracing stands for error messages."""
-    handles = []
+    handles, path = [], entry.path
 
     def enter(name: str) -> Callable:
         def hook(module: nn.Module, inputs: Any) -> None:
@@ -178,8 +210,7 @@ def _watched(model: nn.Module, path: list[str]) -> Iterator[None]:
 
         return hook
 
-    path.clear()
-    for name, module in model.named_modules():
+    for name, module in entry.model.named_modules():
         handles.append(module.register_forward_pre_hook(enter(name), prepend=True))
         handles.append(module.register_forward_hook(leave(name)))
     try:

@@ -53,6 +53,8 @@ class Emitter:
         axis = self._axis(step)
         before, after = _ends(step)
         later = {shard_dim(p) for p in layout[axis + 1 :]}
+        if before == after:
+            raise RequestError(f"'step' must move its tensor, got {step}")
         if layout[axis] != before or any(isinstance(d, int) and d in later for d in step.arguments):
             raise RequestError(
                 f"'step' must start from {before} with no later axis on its dims, got {step} at {','.join(layout)}"

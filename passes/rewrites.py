@@ -109,6 +109,12 @@ def _neutral(graph: fx.Graph, node: fx.Node) -> fx.Node | None:
     return x if plain else None
 
 
+def _whole(graph: fx.Graph, node: fx.Node) -> fx.Node | None:
+    """A slice of everything and an expansion to the same shape are their input."""
+    x = argument(node, 0)
+    return x if value_of(x).shape == value_of(node).shape else None
+
+
 def _constant(fill: float) -> Rewrite:
     return lambda graph, node: _filled(graph, node, fill)
 
@@ -193,6 +199,7 @@ def _native_dropout(graph: fx.Graph, node: fx.Node) -> None:
         else:
             kept = emit(graph, user, aten.mul.Tensor, (x, mask), node)
             replace(user, emit(graph, user, aten.mul.Tensor, (kept, 1 / (1 - p)), node))
+    graph.erase_node(node)  # a draw is not dead code
 
 
 def _as_strided(graph: fx.Graph, node: fx.Node) -> fx.Node | None:
@@ -244,6 +251,8 @@ REWRITES: dict[Any, Rewrite] = {
     aten.mul.Scalar: _neutral,
     aten.div.Tensor: _neutral,
     aten.div.Scalar: _neutral,
+    aten.expand.default: _whole,
+    aten.slice.Tensor: _whole,
     aten.new_zeros.default: _constant(0),
     aten.new_ones.default: _constant(1),
     aten.zeros_like.default: _constant(0),

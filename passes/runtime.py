@@ -23,6 +23,7 @@ from ..plans.errors import ReplayError, RequestError
 from ..plans.layouts import Layout, shard_dim
 from ..plans.meshes import Mesh
 from ..plans.plan import Plan
+from . import _torch
 from .capture import capture
 from .graph import Captured
 from .local import localize
@@ -64,6 +65,7 @@ class Program:
         self.count = len(captured.outputs)
         self.sources = list(captured.sources.values())
         self.layouts: list[Layout] = [self.lookup(s.name).outputs[0] for s in self.sources]  # type: ignore[misc]
+        self.backward = _torch.boxed(self.halves.backward)
         self.compiled: tuple[Callable, Callable] | None = None
 
     def run(self, held: Sequence[torch.Tensor], given: Sequence[torch.Tensor], *, compiled: bool) -> list[Any]:
@@ -73,9 +75,10 @@ class Program:
 
     def _graphs(self, compiled: bool) -> tuple[Callable, Callable]:
         if not compiled:
-            return self.halves.forward, self.halves.backward
+            return self.halves.forward, self.backward
         if self.compiled is None:
-            self.compiled = (torch.compile(self.halves.forward), torch.compile(self.halves.backward))
+            backward = torch.compile(self.halves.backward)
+            self.compiled = (torch.compile(self.halves.forward), lambda given: backward(*given))
         return self.compiled
 
     def local(self, tensor: torch.Tensor, layout: Layout, device_mesh: DeviceMesh) -> torch.Tensor:
@@ -88,36 +91,45 @@ class Program:
 
 
 class _Step(torch.autograd.Function):
-    """The local forward, with the local backward as its derivative."""
+    """The local forward, with the local backward as its derivative.
+
+    What the forward computed for the backward is handed over in a list that the backward empties, so that activations
+    are freed one by one as it goes; autograd itself would keep all of them to its end.
+    """
 
     @staticmethod
     def forward(ctx: Any, halves: Halves, forward: Callable, backward: Callable, *sources: torch.Tensor) -> tuple:
         with torch.no_grad():
             results = forward(*sources)
         program = halves.program
-        ends = results[: halves.results]
+        ends, saved = results[: halves.results], list(results[halves.results :])
         ctx.set_materialize_grads(False)
         ctx.halves, ctx.run, ctx.like = halves, backward, [(r.shape, r.dtype, r.device) for r in ends]
-        ctx.save_for_backward(*results[halves.results :])
+        outside = {id(t) for t in (*sources, *ends)}
+        ctx.save_for_backward(*[t if id(t) in outside else None for t in saved])
+        ctx.own = [None if id(t) in outside else t for t in saved]
         flows = {at for at, index in enumerate(program.outputs) if index in program.tangents}
         ctx.mark_non_differentiable(*[r for at, r in enumerate(ends) if at not in flows])
         return tuple(ends)
 
     @staticmethod
     def backward(ctx: Any, *tangents: torch.Tensor | None) -> tuple:
+        if ctx.own is None:
+            raise RuntimeError("a planned step can run its backward once: what it saved was freed; call the model again")
         program = ctx.halves.program
-        given = dict(zip(program.outputs, tangents, strict=False))
+        reached = dict(zip(program.outputs, tangents, strict=False))
         like = dict(zip(program.outputs, ctx.like, strict=False))
-        full = []
+        given = [a if a is not None else b for a, b in zip(ctx.saved_tensors, ctx.own, strict=True)]
+        ctx.own = None
         for index in program.tangents:
             shape, dtype, device = like[index]
-            tangent = given[index]
-            full.append(torch.zeros(shape, dtype=dtype, device=device) if tangent is None else tangent.contiguous())
+            tangent = reached[index]
+            given.append(torch.zeros(shape, dtype=dtype, device=device) if tangent is None else tangent.contiguous())
         with torch.no_grad():
-            gradients = ctx.run(*ctx.saved_tensors, *full)
+            gradients = ctx.run(given)
         found = dict(zip(program.gradients, gradients, strict=True))
         for name, needs in program.needs.items():
-            if needs and all(given[i] is None for i in needs):
+            if needs and all(reached[i] is None for i in needs):
                 found[name] = None  # nothing flowed: as in eager, there is no gradient rather than a zero one
         return (None, None, None, *[found.get(name) for name in program.sources])
 

@@ -29,16 +29,19 @@ Build = Callable[[], tuple[nn.Module, tuple, dict[str, Any], Callable | None]]
 _TIMEOUT_S = 120
 
 
-def train_on_gloo(build: Build, plan: Plan, *, wide: bool, steps: int, seed: int, accumulate: int = 1) -> Record:
+def train_on_gloo(
+    build: Build, plan: Plan, *, wide: bool, inside: bool, steps: int, seed: int, accumulate: int = 1
+) -> Record:
     """What `planner.check.train` records, from as many processes as the plan has ranks. `build` must be picklable.
 
-    `wide` runs what it gives in float64. Raises CheckError with the first rank's message when a rank fails.
+    `wide` runs what it gives in float64, `inside` says that the loss is part of the plan. Raises CheckError with the
+    first rank's message when a rank fails.
     """
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder)
         (path / "plan.json").write_bytes(plan.to_bytes())
         try:
-            run = {"wide": wide, "steps": steps, "seed": seed, "accumulate": accumulate}
+            run = {"wide": wide, "inside": inside, "steps": steps, "seed": seed, "accumulate": accumulate}
             mp.spawn(_rank, (build, str(path), _free_port(), plan.mesh.size, run), nprocs=plan.mesh.size)  # type: ignore[attr-defined]
         except Exception as error:
             text = str(error).strip().splitlines()
@@ -61,10 +64,11 @@ def _rank(rank: int, build: Build, folder: str, port: int, size: int, run: dict[
         if run.pop("wide"):
             model, args, kwargs = in_float64(model, args, kwargs)
         plan = Plan.load(os.path.join(folder, "plan.json"))
-        captured = capture(model, args, kwargs, recompute=plan.options.recompute)
+        inner, outer = (loss, lambda out: out) if run.pop("inside") else (None, loss or default_loss)
+        captured = capture(model, args, kwargs, loss=inner, recompute=plan.options.recompute)
         mesh = init_device_mesh("cpu", plan.mesh.shape, mesh_dim_names=plan.mesh.axis_names)
-        parallel = parallelize(model, captured, plan, mesh)
-        record = train_in_place(parallel, (args, kwargs), loss or default_loss, **run)
+        parallel = parallelize(model, captured, plan, mesh, loss=inner)
+        record = train_in_place(parallel, (args, kwargs), outer, **run)
         if rank == 0:
             torch.save(record.values, os.path.join(folder, "record.pt"))
         dist.barrier()

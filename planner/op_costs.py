@@ -17,10 +17,10 @@ from torch import fx
 
 from ..cost_models.prices import Prices
 from ..passes.canonical import VIEWS
-from ..passes.graph import Captured, tensor_args, values_of
+from ..passes.graph import Captured, tensor_args, value_of, values_of
 from ..passes.naming import op_name
 
-__all__ = ["Fusion", "Local", "dtype_name", "op_seconds"]
+__all__ = ["Fusion", "Local", "dtype_name", "is_view", "op_seconds"]
 
 _FREE = {"getitem", "empty", "select", "slice", "squeeze", "unsqueeze", "view_as_real", "view_as_complex"}
 _FUSED_TAIL = {
@@ -44,6 +44,19 @@ class Local:
     def dim(self, index: int) -> np.ndarray:
         """Local size of one dim under each strategy."""
         return self.sizes[:, index].astype(np.float64)
+
+
+def is_view(node: fx.Node) -> bool:
+    """Whether the result of `node` lives on its input: a reshape across permuted dims does not, it copies."""
+    if node.target not in VIEWS:
+        return False
+    if op_name(node) != "reshape":
+        return True
+    try:
+        value_of(node.all_input_nodes[0]).view(value_of(node).shape)
+    except (RuntimeError, ValueError):
+        return False
+    return True
 
 
 def dtype_name(dtype: torch.dtype) -> str:
@@ -111,7 +124,7 @@ def op_seconds(
     """Seconds of `node` under each strategy, launch included. `rules[s]` is the special local program of strategy s."""
     short = op_name(node)
     count = len(ins[0].bytes) if ins else len(next(o for o in outs if o is not None).bytes)
-    if node.target in VIEWS or short in _FREE:
+    if is_view(node) or short in _FREE:
         return np.zeros(count)
     dtype = dtype_name(next(v for v in values_of(node) if v is not None).dtype)
     if short in ("einsum", "mm", "bmm"):

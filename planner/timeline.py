@@ -17,17 +17,17 @@ from collections.abc import Sequence
 import numpy as np
 from torch import fx
 
-from ..passes.canonical import VIEWS
 from ..passes.graph import tensor_args
 from ..passes.naming import op_name
 from ..plans.plan import Memory
 from .formulate import Formulation, Reading
+from .op_costs import is_view
 from .problem import Pair, Row
 from .transitions import TransitionTable
 
 __all__ = ["Timeline"]
 
-Item = tuple[str, "int | Pair", object]
+Item = tuple[str, "int | Pair", tuple]
 
 
 class Timeline:
@@ -103,9 +103,9 @@ class Timeline:
             table, states = decisions[index].tables[0], decisions[index].states[0]
             assert table is not None and states is not None
             kind = "parameters" if source.kind == "parameter" else "activations"
-            self._add((kind, index, 0), table.bytes[states], node, 0, self.end)
+            self._add((kind, index, ()), table.bytes[states], node, 0, self.end)
             if source.kind == "parameter" and source.requires_grad:
-                self._add(("optimizer", index, 0), state_factor * table.bytes[states], node, 0, self.end)
+                self._add(("optimizer", index, ()), state_factor * table.bytes[states], node, 0, self.end)
         for node in self.order:
             self._values(node)
         self._copies()
@@ -113,10 +113,10 @@ class Timeline:
             table, states = decisions[reading.reader].tables[0], decisions[reading.reader].states[0]
             assert table is not None and states is not None
             born = self.moment[reading.of] if reading.of in self.moment else 0
-            self._add(("gradients", reading.reader, 1), table.bytes[states], reading.node, born, self.end)
+            self._add(("gradients", reading.reader, ()), table.bytes[states], reading.node, born, self.end)
 
     def _values(self, node: fx.Node) -> None:
-        if node.target in VIEWS:
+        if is_view(node):
             return
         index = self.formulation.of[node]
         decision = self.formulation.decisions[index]
@@ -137,7 +137,7 @@ class Timeline:
             if reading.node not in self.moment:
                 continue
             moment = self.moment[reading.node]
-            until = self.last_use(reading.node) if reading.node.target in VIEWS else moment
+            until = self.last_use(reading.node) if is_view(reading.node) else moment
             start, output = (reading.source, reading.output) if reading.via is None else (reading.via, 0)
             born = started.get(moment, moment) if reading.early else moment
             self._copy(start, output, reading.reader, reading, reading.node, born, until)
@@ -145,7 +145,7 @@ class Timeline:
                 hubs[reading.source, reading.output, reading.via, reading.of].append(reading)
         for (source, output, via, of), readings in hubs.items():
             moments = [self.moment[r.node] for r in readings]
-            until = max(self.last_use(r.node) if r.node.target in VIEWS else self.moment[r.node] for r in readings)
+            until = max(self.last_use(r.node) if is_view(r.node) else self.moment[r.node] for r in readings)
             first = min(moments)
             self._copy(source, output, via, None, of, started.get(first, first) if readings[0].early else first, until)
 
@@ -178,6 +178,15 @@ class Timeline:
             matrix = np.where(rows[:, None] == columns[None, :], 0.0, there)
             self.bytes[item] = matrix if source < reader else matrix.T
         self._add(item, self.bytes[item], node, born, dies)
+        if not self._early(reading, source):
+            # Moving along an inner dim packs the pieces: for a moment there are two of the copy.
+            packed: Item = ("temporaries", item[1], ("packed", *item[2]))  # type: ignore[misc]
+            self._add(packed, self.bytes[item], node, born, born)
+
+    def _early(self, reading: Reading | None, source: int) -> bool:
+        """Whether a copy is of a parameter, which is split along its first dim as a rule."""
+        decision = self.formulation.decisions[source]
+        return reading.early if reading is not None else decision.kind == "source"
 
     def _target(self, reader: int, reading: Reading | None, table: TransitionTable) -> tuple[np.ndarray, np.ndarray]:
         decision = self.formulation.decisions[reader]
@@ -213,7 +222,7 @@ class Timeline:
                     last = max(last, self.end if kept else last)
                     continue
                 last = max(last, self.moment.get(user, 0))
-                if user.target in VIEWS or op_name(user) == "getitem":
+                if is_view(user) or op_name(user) == "getitem":
                     last = max(last, self.last_use(user))
             self._last[node] = last
         return self._last[node]

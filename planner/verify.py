@@ -45,17 +45,17 @@ def check(
     build: Build | None = None,
     **options: Any,
 ) -> CheckReport:
-    """Whether the planned program computes what `model` computes: loss, outputs, gradients, buffers, and parameters after
-    AdamW steps of `accumulate` backward passes each.
+    """Whether the planned program computes what `model` computes: loss, outputs, gradients, buffers, and parameters
+    after AdamW steps of `accumulate` backward passes each.
 
-    The plan is `plan`, or `random` random feasible ones, or the one that the planner chooses for `mesh`. `loss` is what the
-    user applies to the model's output (default: its loss, a scalar itself, or a mean square). A model that is float32
-    throughout is checked in float64. Ranks are simulated in this process; with `build` (see planner/gloo.py) they are real
-    gloo processes. Other `options` are those of `plan`. The report is that of the worst plan tried.
+    The plan is `plan`, or `random` random feasible ones, or the one that the planner chooses for `mesh`. `loss` is what
+    the user applies to the model's output (default: its loss, a scalar itself, or a mean square). A model that is
+    float32 throughout is checked in float64. Ranks are simulated in this process; with `build` (see planner/gloo.py)
+    they are real gloo processes. Other `options` are those of `plan`. The report is that of the worst plan tried.
     """
     if any(t.device.type == "meta" for t in (*model.parameters(), *model.buffers())):
         raise RequestError(
-            "'model' must have weights to be checked, got one on the meta device; use a smaller model, e.g. a -tiny spec"
+            "'model' must have weights to be checked, got one on the meta device; use a smaller one, e.g. a -tiny spec"
         )
     given = _Given(model=model, args=tuple(args), kwargs=dict(kwargs or {}))
     grid, inner = _grid(mesh, plan), None
@@ -74,8 +74,10 @@ def check(
             ran, captured = planned, planned.captured(found, inner)
             reference = train(planned.model, planned.args, planned.kwargs, outer, **run)
         if build is not None:
-            record = train_on_gloo(build, found, wide=ran is wide is not given, **run)
-            report = compare(reference, record, captured, tolerance_of(captured), grid.size, "gloo")
+            inside = inner is not None
+            record = train_on_gloo(build, found, wide=ran is not given, inside=inside, **run)
+            tolerance = tolerance_of(captured)
+            report = compare(reference, record, captured, tolerance, grid.size, backend="gloo", loss_inside=inside)
         else:
             report = check_plan(
                 ran.model,
@@ -128,20 +130,13 @@ def _grid(mesh: Mesh | str | None, plan: Plan | None) -> Mesh:
 
 
 def _inner_loss(plan: Plan, given: _Given, loss: LossFunction | None) -> LossFunction | None:
-    """The loss that is part of `plan`, once it is sure that the plan is for the model."""
-    try:
-        capture_for(plan, given.model, given.args, given.kwargs, None)
-    except ReplayError:
-        if loss is None:
-            raise
-        try:
-            capture_for(plan, given.model, given.args, given.kwargs, loss)
-        except ReplayError:
-            pass
-        else:
-            return loss
-        raise
-    return None
+    """The loss if it is part of `plan`, once it is sure that the plan is for the model."""
+    call = (given.model, given.args, given.kwargs)
+    without = capture_for(plan, *call, None)
+    if loss is None or _has_entries(plan, without):
+        return None
+    capture_for(plan, *call, loss)
+    return loss
 
 
 def _has_entries(plan: Plan, captured: Captured) -> bool:

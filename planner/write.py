@@ -154,31 +154,32 @@ def _nodes(formulation: Formulation, choices: Sequence[int]) -> tuple[Node, ...]
 
 
 def _result_nodes(formulation: Formulation, choices: Sequence[int]) -> list[tuple[str, Node]]:
-    captured = formulation.captured
-    found = []
-    where = {s.name: n for n, s in captured.sources.items()}
-    updates = {formulation.of[where[name]]: name for name in captured.mutations}
+    found: dict[str, Node] = {}
     for reading in formulation.readings:
-        decision = formulation.decisions[reading.reader]
-        if decision.kind == "output":
+        if formulation.decisions[reading.reader].kind == "output":
             key = next(k for k, v in formulation.results.items() if v == reading.reader)
-            found.append((f"{key}::output", _result(formulation, choices, reading, f"{key}::output", "output")))
-        elif decision.kind == "source" and reading.reader in updates:
-            name = next(
-                n
-                for n, v in captured.mutations.items()
-                if v is reading.node and formulation.of[where[n]] == reading.reader
-            )
-            found.append((f"{name}::update", _result(formulation, choices, reading, f"{name}::update", "update")))
-    for name, reading in zip(captured.grads, formulation.grads, strict=True):
+            found[f"{key}::output"] = _result(formulation, choices, reading, f"{key}::output", "output")
+    held = [(name, "update", reading) for name, reading in _updates(formulation)]
+    held += [(n, "gradient", r) for n, r in zip(formulation.captured.grads, formulation.grads, strict=True)]
+    place = {name: formulation.blocks.split(name) for name, _, _ in held}
+    # As for nodes, the second block speaks for its kind.
+    for name, op, reading in sorted(held, key=lambda item: (p := place[item[0]]) is None or p[1] != 1):
         decision = formulation.decisions[reading.reader]
-        text = f"{_entry_name(formulation, decision, name)}::gradient"
-        entry = _result(formulation, choices, reading, text, "gradient")
-        if dict(found).get(text) is not None and dict(found)[text].inputs[0].steps != entry.inputs[0].steps:
-            text = f"{formulation.blocks.renumbered(name)}::gradient"
-            entry = _result(formulation, choices, reading, text, "gradient")
-        found.append((text, entry))
-    return found
+        entry = _result(formulation, choices, reading, f"{_entry_name(formulation, decision, name)}::{op}", op)
+        known = found.setdefault(entry.name, entry)
+        if known.inputs[0].steps != entry.inputs[0].steps:
+            own = f"{formulation.blocks.renumbered(name)}::{op}"
+            found[own] = _result(formulation, choices, reading, own, op)
+    return list(found.items())
+
+
+def _updates(formulation: Formulation) -> list[tuple[str, Reading]]:
+    """What buffers and inputs hold after the step, by their names."""
+    captured = formulation.captured
+    where = {s.name: n for n, s in captured.sources.items()}
+    readers = {(r.reader, r.node): r for r in formulation.readings}
+    found = ((name, readers.get((formulation.of[where[name]], node))) for name, node in captured.mutations.items())
+    return [(name, reading) for name, reading in found if reading is not None]
 
 
 def _result(formulation: Formulation, choices: Sequence[int], reading: Reading, name: str, op: str) -> Node:

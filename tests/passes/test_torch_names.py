@@ -1,0 +1,73 @@
+"""Each private name of PyTorch that passes/_torch.py uses exists, and is what it is used for."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from meshwright.passes import _torch
+
+from ..test_house import private_torch_names
+from ..torch_names import resolve
+
+NAMES = [
+    "torch._C._autograd._saved_tensors_hooks_set_tracing",
+    "torch._decomp.core_aten_decompositions",
+    "torch._decomp.get_decompositions",
+    "torch._functorch._aot_autograd.descriptors.GradAOTOutput",
+    "torch._functorch._aot_autograd.descriptors.InputMutationAOTOutput",
+    "torch._functorch._aot_autograd.descriptors.PlainAOTInput",
+    "torch._functorch._aot_autograd.descriptors.PlainAOTOutput",
+    "torch._functorch._aot_autograd.descriptors.TangentAOTInput",
+    "torch._functorch.aot_autograd.aot_export_joint_with_descriptors",
+    "torch._subclasses.fake_tensor.DataDependentOutputException",
+    "torch._subclasses.fake_tensor.DynamicOutputShapeException",
+    "torch._subclasses.fake_tensor.FakeTensor",
+    "torch._subclasses.fake_tensor.FakeTensorMode",
+    "torch.compiler._is_compiling_flag",
+    "torch.fx.experimental.symbolic_shapes.GuardOnDataDependentSymNode",
+    "torch.fx.traceback.current_meta",
+    "torch.fx.traceback.preserve_node_meta",
+    "torch.ops._c10d_functional.all_gather_into_tensor.default",
+    "torch.ops._c10d_functional.all_reduce.default",
+    "torch.ops._c10d_functional.all_to_all_single.default",
+    "torch.ops._c10d_functional.reduce_scatter_tensor.default",
+    "torch.ops._c10d_functional.wait_tensor.default",
+    "torch.ops.aten._weight_norm_interface_backward.default",
+    "torch.utils._pytree.tree_flatten",
+    "torch.utils._pytree.tree_leaves",
+    "torch.utils._pytree.tree_unflatten",
+]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_name_exists(name: str) -> None:
+    resolve(name)
+
+
+def test_the_list_is_complete() -> None:
+    used = set(private_torch_names(Path(_torch.__file__)))
+    assert {name for name in used if not any(known.startswith(name) for known in NAMES)} == set()
+
+
+def test_ops_have_a_schema_with_argument_names() -> None:
+    names = _torch.argument_names(torch.ops.aten.convolution.default)
+    assert names[:3] == ["input", "weight", "bias"]
+
+
+def test_library_code_sees_that_it_is_traced() -> None:
+    with _torch.exporting():
+        assert torch.compiler.is_compiling()
+    assert not torch.compiler.is_compiling()
+
+
+def test_weight_norm_backward_is_the_derivative() -> None:
+    v, g = (torch.randn(3, width, dtype=torch.float64, requires_grad=True) for width in (4, 1))
+    out, norms = torch.ops.aten._weight_norm_interface(v, g, 0)
+    grad = torch.randn_like(out)
+    op = torch.ops.aten._weight_norm_interface_backward.default
+    have = _torch.decompositions([])[op](grad, v, g, norms.detach(), 0)
+    for mine, theirs in zip(have, torch.autograd.grad(out, (v, g), grad), strict=True):
+        torch.testing.assert_close(mine, theirs)

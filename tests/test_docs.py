@@ -1,0 +1,118 @@
+"""What the documents promise: commands that run, pages that exist, Python that parses, the version that is packaged."""
+
+from __future__ import annotations
+
+import ast
+import os
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from meshwright.plans.version import VERSION
+
+ROOT = Path(__file__).resolve().parent.parent
+PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("benchmarks/*.md")])
+CODE = re.compile(r"```(\w*)\n(.*?)```", re.DOTALL)
+
+
+def name_of(path: Path) -> str:
+    return str(path.relative_to(ROOT))
+
+
+def blocks(path: Path, language: str) -> list[str]:
+    """The code blocks of a page that are marked as `language`."""
+    return [body for mark, body in CODE.findall(path.read_text(encoding="utf-8")) if mark == language]
+
+
+def commands() -> list[str]:
+    """Everything after a `$ ` in the README's console blocks, in order: later ones read files of earlier ones."""
+    lines = [line for body in blocks(ROOT / "README.md", "console") for line in body.splitlines()]
+    return [line.removeprefix("$ ") for line in lines if line.startswith("$ ")]
+
+
+def run(words: list[str], folder: Path, limit_s: int = 300) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONDONTWRITEBYTECODE": "1", "OMP_NUM_THREADS": "1"}
+    return subprocess.run(
+        [sys.executable, *words],
+        cwd=folder,
+        env=environment,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=limit_s,
+        check=False,
+    )
+
+
+def test_the_readmes_tour_runs(tmp_path: Path) -> None:
+    found = commands()
+    shown = {shlex.split(command)[1] for command in found}
+    assert shown == {"plan", "show", "check", "replay", "diff", "doctor"}
+    for command in found:
+        program, *words = shlex.split(command)
+        assert program == "meshwright"
+        done = run(["-m", "meshwright", *words], tmp_path)
+        assert done.returncode == 0, f"{command}\n{done.stderr}"
+
+
+@pytest.mark.parametrize("path", PAGES, ids=name_of)
+def test_links_lead_somewhere(path: Path) -> None:
+    for target in re.findall(r"\]\(([^)\s]+)\)", path.read_text(encoding="utf-8")):
+        if target.startswith("http"):
+            continue
+        file, _, part = target.partition("#")
+        found = (path.parent / file).resolve() if file else path
+        assert found.exists(), f"{target} is not there"
+        if part:
+            assert part in anchors(found), f"{target} has no such heading"
+
+
+def anchors(path: Path) -> set[str]:
+    """The headings of a page as GitHub links to them."""
+    headings = re.findall(r"^#+ (.+)$", path.read_text(encoding="utf-8"), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+def test_the_readme_leads_to_every_page() -> None:
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    for path in ROOT.glob("docs/**/*.md"):
+        assert f"({name_of(path)})" in readme, path
+
+
+@pytest.mark.parametrize("path", PAGES, ids=name_of)
+def test_python_in_the_pages_parses(path: Path) -> None:
+    for body in blocks(path, "python"):
+        ast.parse(body)
+
+
+def test_the_changelog_knows_this_version() -> None:
+    text = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
+    assert re.search(rf"^## {re.escape(VERSION)}\b", text, re.MULTILINE)
+
+
+def test_the_readme_names_what_make_has() -> None:
+    targets = set(re.findall(r"^(\w+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE))
+    named = set(re.findall(r"(?:`|^)make (\w+)", (ROOT / "README.md").read_text(encoding="utf-8"), re.MULTILINE))
+    assert named <= targets and {"demo", "test"} <= named
+
+
+@pytest.mark.slow
+def test_the_demo_runs() -> None:
+    done = run(["examples/demo.py"], ROOT)
+    assert done.returncode == 0, done.stderr
+    assert "largest difference" in done.stdout
+
+
+@pytest.mark.slow
+def test_the_training_script_runs(tmp_path: Path) -> None:
+    plan, saved = str(tmp_path / "plan.json"), tmp_path / "checkpoint"
+    done = run(["-m", "meshwright", "plan", "llama-tiny", "--cluster", "cpu:2", "-o", plan], tmp_path)
+    assert done.returncode == 0, done.stderr
+    launch = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(ROOT / "examples/train.py")]
+    done = run([*launch, "--plan", plan, "--steps", "2", "--checkpoint", str(saved)], tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "step 1  loss" in done.stdout and (saved / ".metadata").exists()

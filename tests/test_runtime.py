@@ -1,0 +1,97 @@
+"""Plans on real ranks: gloo processes that train as a user would, against one process. What they do is in ranks.py."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+RANKS = Path(__file__).with_name("ranks.py")
+ROOT = RANKS.parent.parent
+TOLERANCE = 1e-10
+
+
+def on_ranks(jobs: str, size: int, folder: Path) -> dict[str, dict[str, Any]]:
+    """What the jobs found, by job and name."""
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONDONTWRITEBYTECODE": "1", "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, str(RANKS), jobs]
+    running = [
+        subprocess.Popen(
+            [*command, str(rank), str(size), str(folder)],
+            env=environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        for rank in range(size)
+    ]
+    try:
+        printed = [process.communicate(timeout=400)[0] for process in running]
+    finally:
+        for process in running:
+            process.kill()
+    assert all(process.returncode == 0 for process in running), "\n".join(printed)[-3000:]
+    return json.loads((folder / "results.json").read_text(encoding="utf-8"))
+
+
+@pytest.fixture(scope="module")
+def two(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
+    """All quick jobs on two ranks, in one process group."""
+    return on_ranks("eager,lazily,clipped,accumulated,saved", 2, tmp_path_factory.mktemp("two"))
+
+
+def numbers(found: dict[str, Any], *, starting: str = "") -> list[float]:
+    """The differences that a job found; its traceback when it failed."""
+    assert "error" not in found, found["error"]
+    kept = [value for name, value in found.items() if type(value) is float and name.startswith(starting)]
+    assert kept
+    return kept
+
+
+def test_autoparallelize_trains_as_one_process_does(two: dict[str, dict[str, Any]]) -> None:
+    found = two["eager"]
+    assert max(numbers(found)) < TOLERANCE
+    assert found["same class"] and found["state dict names"] and found["the model given is left alone"]
+    assert found["sharded"] > 0
+
+
+def test_a_saved_plan_is_replayed_on_its_own_mesh_only(two: dict[str, dict[str, Any]]) -> None:
+    found = two["eager"]
+    assert max(numbers(found, starting="replayed")) < TOLERANCE
+    assert found["more ranks"].startswith("ReplayError") and "2x2" in found["more ranks"]
+    assert found["another mesh"].startswith("ReplayError") and "2x1" in found["another mesh"]
+
+
+def test_without_inputs_the_first_call_plans(two: dict[str, dict[str, Any]]) -> None:
+    found = two["lazily"]
+    assert max(numbers(found)) < TOLERANCE
+    assert found["parameters too early"].startswith("RequestError") and found["state dict names"]
+
+
+def test_gradients_are_clipped_by_the_norm_over_all_ranks(two: dict[str, dict[str, Any]]) -> None:
+    assert max(numbers(two["clipped"])) < TOLERANCE
+
+
+def test_gradients_of_two_backward_passes_are_summed(two: dict[str, dict[str, Any]]) -> None:
+    assert max(numbers(two["accumulated"])) < TOLERANCE
+
+
+def test_a_distributed_checkpoint_is_taken_up(two: dict[str, dict[str, Any]]) -> None:
+    assert max(numbers(two["saved"])) == 0.0
+
+
+@pytest.mark.slow
+def test_a_checkpoint_with_empty_pieces_is_taken_up(tmp_path: Path) -> None:
+    found = on_ranks("saved", 4, tmp_path)["saved"]
+    assert max(numbers(found)) == 0.0
+    assert found["ranks with empty pieces of 006_empty_shard_param"] > 0
+
+
+@pytest.mark.slow
+def test_a_compiled_parallel_model_trains_as_one_process_does(tmp_path: Path) -> None:
+    assert max(numbers(on_ranks("compiled", 2, tmp_path)["compiled"])) < TOLERANCE
