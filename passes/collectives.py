@@ -41,7 +41,7 @@ class Emitter:
     def call(
         self, target: Any, args: tuple, kwargs: dict[str, Any] | None = None, *, like: fx.Node | None = None
     ) -> fx.Node:
-        """Append `target(*args)`; `like` gives the origin for stack traces. What is made is made on this rank's device."""
+        """Append `target(*args)`; `like` gives the origin for traces. New tensors are made on this rank's device."""
         here = {k: self.device if k == "device" else v for k, v in (kwargs or {}).items()}
         node = self.graph.call_function(target, args, here)
         if like is not None:

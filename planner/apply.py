@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -16,7 +16,7 @@ from ..passes.capture import capture
 from ..passes.graph import Captured
 from ..passes.runtime import parallelize
 from ..plans.clusters import Cluster
-from ..plans.errors import ReplayError, RequestError
+from ..plans.errors import MeshwrightError, ReplayError, RequestError
 from ..plans.meshes import Mesh
 from ..plans.plan import Plan
 from .api import LossFunction, plan
@@ -163,17 +163,27 @@ def _now(
         mesh, cluster = Mesh(tuple(device_mesh.mesh.shape), tuple(names)), None
     where: Cluster | str = here() if cluster is None else cluster
     if given is None:
-        given = plan(
-            model, args, kwargs, cluster=where, mesh=mesh or usual_here(), loss=loss, **options
-        )
-        given = agreed(given)
+        grid = mesh or usual_here()
+        given = agreed(lambda: plan(model, args, kwargs, cluster=where, mesh=grid, loss=loss, **options))
     return apply(given, model, args, kwargs, loss=loss, device_mesh=device_mesh, in_place=in_place)
 
 
-def agreed(found: Plan) -> Plan:
-    """The plan of rank 0, on every rank: solvers that stop at a time limit may stop at different plans."""
-    box: list[Any] = [found.to_bytes()]
+def agreed(make: Callable[[], Plan]) -> Plan:
+    """The plan that rank 0 makes, on every rank, or the error that it meets: ranks that plan each for themselves may
+    stop at different plans, and one that fails would leave the others waiting."""
+    box: list[Any] = [None]
+    failed: Exception | None = None
+    if dist.get_rank() == 0:
+        try:
+            box = [make().to_bytes()]
+        except Exception as error:
+            failed = error
+            box = [error if isinstance(error, MeshwrightError) else RuntimeError(f"rank 0 could not plan: {error!r}")]
     dist.broadcast_object_list(box, src=0)
+    if failed is not None:
+        raise failed
+    if isinstance(box[0], Exception):
+        raise box[0]
     return Plan.from_bytes(box[0])
 
 

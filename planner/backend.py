@@ -14,7 +14,7 @@ from torch import fx, nn
 
 from ..passes.capture import capture
 from ..passes.runtime import Program
-from .api import plan_draft
+from .api import plan
 from .apply import agreed, device_mesh_for, here, usual_here
 
 __all__ = ["meshwright"]
@@ -35,8 +35,7 @@ def meshwright(graph: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable
     """The backend: `graph` and its example inputs as Dynamo gives them, to a callable on whole tensors."""
     model = _Graph(graph)
     mesh = usual_here()
-    prepared, solution = plan_draft(model, tuple(example_inputs), {}, cluster=here(), mesh=mesh, optimizer="none")
-    found = agreed(prepared.write(solution))
+    found = agreed(lambda: plan(model, tuple(example_inputs), cluster=here(), mesh=mesh, optimizer="none"))
     device_mesh = device_mesh_for(found.mesh)
     program = Program(capture(model, tuple(example_inputs), {}, recompute=found.options.recompute), found, device_mesh)
     layouts = dict(zip([s.name for s in program.sources], program.layouts, strict=True))

@@ -50,7 +50,8 @@ def write_plan(
             status=solution.status,
             objective_s=solution.objective_s,
             bound_s=max(0.0, solution.bound_s),
-            gap=max(0.0, solution.gap),
+            # Without a bound, when the time was up before there was one, zero is: no plan takes less.
+            gap=min(max(0.0, solution.gap), 1.0),
             seconds=solution.seconds,
             choices=sum(formulation.problem.sizes),
         ),

@@ -2,72 +2,21 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-import re
-import resource
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import pytest
 import torch
-import torch.nn.functional as F
 from torch import nn
-from torch.utils.checkpoint import checkpoint
 
 from meshwright.passes import Captured, capture, op_name
 from meshwright.passes._torch import FakeTensorMode
-from meshwright.passes.naming import draws_random
 from meshwright.passes.trees import flatten
 from meshwright.plans.errors import CaptureError
 
-from ..oracle import captured_values, held_by
-
-
-class Function(nn.Module):
-    def __init__(self, function: Callable[..., Any], **modules: nn.Module) -> None:
-        super().__init__()
-        self.function = function
-        for name, module in modules.items():
-            self.add_module(name, module)
-
-    def forward(self, *args: Any, **kwargs: Any) -> Any:
-        return self.function(self, *args, **kwargs)
-
-
-def real(*shape: int) -> torch.Tensor:
-    return torch.randn(shape, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
-
-
-def layer(into: int = 4, out: int = 4) -> nn.Linear:
-    return nn.Linear(into, out, dtype=torch.float64)
-
-
-def assert_equal_to_eager(
-    model: nn.Module, args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None, tolerance: float = 1e-12
-) -> Captured:
-    """Outputs, gradients and buffers of the captured program against the model itself."""
-    eager = copy.deepcopy(model)
-    torch.manual_seed(0)
-    captured, values = captured_values(model, args, kwargs or {})
-    torch.manual_seed(0)
-    out, _ = flatten(eager(*args, **(kwargs or {})), what="output")
-    assert [node is not None for node in captured.outputs] == [True] * len(out)
-    for node, want in zip(captured.outputs, out, strict=True):
-        torch.testing.assert_close(values[node], want.detach(), rtol=tolerance, atol=tolerance)
-    ends = [(out[i], values[node]) for i, node in captured.tangents.items()]
-    if ends:
-        torch.autograd.backward(*zip(*ends, strict=True))
-    for name, parameter in eager.named_parameters():
-        have = values[captured.grads[name]] if name in captured.grads else None
-        assert (have is None) == (parameter.grad is None), name
-        torch.testing.assert_close(have, parameter.grad, rtol=tolerance, atol=tolerance)
-    for name, node in captured.mutations.items():
-        torch.testing.assert_close(values[node], held_by(eager, name), rtol=tolerance, atol=tolerance)
-    return captured
-
-
-def ops(captured: Captured, *, backward: bool) -> list[str]:
-    return [op_name(n) for n in captured.ops() if (n in captured.backward) == backward]
+from ..oracle import captured_values
+from .eager import Function, assert_equal_to_eager, layer, ops, real
 
 
 def named_inputs(captured: Captured) -> list[str]:
@@ -302,100 +251,6 @@ def test_a_custom_function_keeps_its_backward() -> None:
     assert_equal_to_eager(Function(lambda m, x: Reversed.apply(m.inner(x), 0.3), inner=layer()), (real(3, 4),))
 
 
-def test_a_checkpointed_region_is_computed_again_in_the_backward() -> None:
-    def block(m: Any, x: torch.Tensor) -> torch.Tensor:
-        return m.b(m.a(x).sin().exp())
-
-    plain = Function(block, a=layer(), b=layer())
-    again = Function(lambda m, x: checkpoint(block, m, x, use_reentrant=False), a=layer(), b=layer())
-    assert "sin" not in ops(assert_equal_to_eager(plain, (real(3, 4),)), backward=True)
-    captured = assert_equal_to_eager(again, (real(3, 4),))
-    assert {"sin", "exp"} <= set(ops(captured, backward=True))
-    assert ops(captured, backward=False).count("sin") == 1
-
-
-def drop_path(x: torch.Tensor, keep: float = 0.6) -> torch.Tensor:
-    """Stochastic depth: a mask that is drawn for a shape alone."""
-    return x * torch.empty(len(x), 1, dtype=x.dtype).bernoulli_(keep).div_(keep)
-
-
-def dropped(m: Any, x: torch.Tensor) -> torch.Tensor:
-    return m.b(m.drop(m.a(x).sin()).exp())
-
-
-def dropped_twice(m: Any, x: torch.Tensor) -> torch.Tensor:
-    return F.dropout(F.dropout(m.a(x), 0.3).sin() + F.dropout(m.b(x), 0.4), 0.2).tanh()
-
-
-def dropped_paths(m: Any, x: torch.Tensor) -> torch.Tensor:
-    x = x + m.path(m.a(x).sin())
-    return x + m.path(m.b(x).sin())
-
-
-def dropped_by_function(m: Any, x: torch.Tensor) -> torch.Tensor:
-    return x + drop_path(m.a(x).sin()) + drop_path(m.b(x).cos())
-
-
-@pytest.mark.parametrize(
-    "region", [dropped, dropped_twice, dropped_paths, dropped_by_function], ids=lambda f: f.__name__
-)
-@pytest.mark.parametrize("shared", [False, True], ids=["apart", "shared"])
-@pytest.mark.parametrize("nested", [False, True], ids=["flat", "nested"])
-def test_a_checkpointed_region_repeats_its_random_draws(region: Callable[..., Any], shared: bool, nested: bool) -> None:
-    """Eager restores the random state: the backward must see the masks of the forward, whatever is computed again."""
-
-    def block() -> nn.Module:
-        return Function(region, a=layer(), b=layer(), drop=nn.Dropout(0.4), path=Function(lambda m, x: drop_path(x)))
-
-    def run(m: Any, x: torch.Tensor) -> torch.Tensor:
-        for part in (m.first, m.second, m.third):
-            x = checkpoint(part, x, use_reentrant=False)
-        return x
-
-    first = block()
-    others = {"second": first, "third": first} if shared else {"second": block(), "third": block()}
-    model: nn.Module = Function(run, first=first, **others)
-    if nested:
-        model = Function(lambda m, x: checkpoint(m.inner, x, use_reentrant=False), inner=model)
-    if nested and region in (dropped_paths, dropped_by_function):  # several alike, and repeated twice
-        with pytest.raises(CaptureError, match="must tell its random draws apart"):
-            capture(model, (real(6, 4),))
-        return
-    captured = assert_equal_to_eager(model, (real(6, 4),))
-    drawn = [op_name(n) for n in captured.ops() if draws_random(n)]
-    assert len(drawn) == 3 * {dropped: 1, dropped_twice: 3, dropped_paths: 2, dropped_by_function: 2}[region]
-    assert not [n for n in captured.backward if draws_random(n)]
-    assert "einsum" in ops(captured, backward=True)
-
-
-def test_draws_that_cannot_be_told_apart_are_refused() -> None:
-    def region(m: Any, x: torch.Tensor) -> torch.Tensor:
-        return drop_path(m.inner(x).sin())
-
-    def run(m: Any, x: torch.Tensor) -> torch.Tensor:
-        return drop_path(checkpoint(region, m, x, use_reentrant=False).tanh())
-
-    message = r"'model' must tell its random draws apart .* got 1 repetitions of 2 equal draws of bernoulli in the root"
-    with pytest.raises(CaptureError, match=message):
-        capture(Function(run, inner=layer()), (real(6, 4),))
-
-
-def test_recomputed_nodes_are_named_by_the_module_they_repeat() -> None:
-    def region(m: Any, x: torch.Tensor) -> torch.Tensor:
-        return m.b(m.a(x).sin().exp())
-
-    model = Function(lambda m, x: checkpoint(region, m, x, use_reentrant=False), a=layer(), b=layer())
-    names = set(capture(model, (real(3, 4),)).names.values())
-    assert {"a::einsum.0", "::sin.0", "::exp.0", "b::einsum.0"} <= names
-    assert {"a::bwd.einsum.0", "a::bwd.add.0", "::bwd.sin.0", "::bwd.exp.0"} <= names
-
-
-def test_a_reentrant_checkpoint_is_refused() -> None:
-    model = Function(lambda m, x: checkpoint(m.inner, x, use_reentrant=True), inner=layer())
-    with pytest.raises(CaptureError, match="use_reentrant=True"):
-        capture(model, (real(3, 4).requires_grad_(),))
-
-
 def test_capture_leaves_the_random_state_alone() -> None:
     model = nn.Sequential(layer(), nn.Dropout(0.5))
     before = torch.random.get_rng_state()
@@ -512,85 +367,3 @@ def test_the_model_itself_is_left_alone() -> None:
     assert all(p.grad is None for p in model.parameters())
     assert not model[0]._forward_hooks
     assert not model[0]._forward_pre_hooks
-
-
-# Names
-
-
-class Block(nn.Module):
-    def __init__(self, width: int, wide: int, device: str | None = None) -> None:
-        super().__init__()
-        self.norm = nn.RMSNorm(width, device=device)
-        self.gate = nn.Linear(width, wide, bias=False, device=device)
-        self.up = nn.Linear(width, wide, bias=False, device=device)
-        self.down = nn.Linear(wide, width, bias=False, device=device)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        h = self.norm(x)
-        return x + self.down(F.silu(self.gate(h)) * self.up(h))
-
-
-class Stack(nn.Module):
-    def __init__(self, depth: int, width: int, wide: int, words: int, device: str | None = None) -> None:
-        super().__init__()
-        self.embedding = nn.Embedding(words, width, device=device)
-        self.layers = nn.ModuleList(Block(width, wide, device) for _ in range(depth))
-        self.head = nn.Linear(width, words, bias=False, device=device)
-
-    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
-        x = self.embedding(tokens)
-        for block in self.layers:
-            x = block(x)
-        return self.head(x)
-
-
-def test_names_are_stable_unique_and_the_users_own() -> None:
-    model, tokens = Stack(3, 8, 12, 20), torch.zeros(2, 5, dtype=torch.int64)
-    first, second = capture(model, (tokens,)), capture(model, (tokens,))
-    names = [first.names[n] for n in first.ops()]
-    assert names == [second.names[n] for n in second.ops()]
-    assert len(set(first.names.values())) == len(first.names)
-    paths = {"", *(name for name, _ in model.named_modules())}
-    for node in first.ops():
-        match = re.fullmatch(r"(.*)::(bwd\.)?([A-Za-z_]\w*(?:\.\w+)?)\.(\d+)", first.names[node])
-        assert match is not None
-        assert match[1] in paths
-        assert match[3] == op_name(node)
-        assert bool(match[2]) == (node in first.backward)
-    assert not [name for name in first.names.values() if re.search(r"primals|tangents_|_\d+(\.|$)", name)]
-    assert {"layers.2.down::einsum.0", "layers.2.down::bwd.einsum.0", "args.0", "tangent.0"} <= {*first.names.values()}
-
-
-def test_blocks_of_a_kind_have_the_same_names_but_for_their_number() -> None:
-    captured = capture(Stack(3, 8, 12, 20), (torch.zeros(2, 5, dtype=torch.int64),))
-    of = [
-        sorted(n.removeprefix(f"layers.{i}.") for n in captured.names.values() if n.startswith(f"layers.{i}."))
-        for i in (1, 2)
-    ]
-    assert of[0] == of[1] != []
-
-
-def test_modules_and_parameters_may_have_the_names_of_attributes_of_graphs() -> None:
-    class Odd(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.code = layer()
-            self.graph = layer()
-            self.shape = nn.Parameter(real(4))
-            self.register_buffer("device", real(4))
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return self.graph(self.code(x)) * self.shape + self.device
-
-    captured = assert_equal_to_eager(Odd(), (real(3, 4),))
-    assert {"code.weight", "graph.bias", "shape"} <= set(captured.grads)
-
-
-def test_a_model_of_the_size_of_llama_405b_is_captured_without_its_weights() -> None:
-    """Two of the 126 blocks: 7 billion parameters, 28 GB in float32."""
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    model = Stack(2, 16384, 53248, 128256, device="meta")
-    captured = capture(model, (torch.zeros(8, 8192, dtype=torch.int64, device="meta"),))
-    assert sum(p.numel() for p in model.parameters()) > 6e9
-    assert set(captured.grads) == {name for name, _ in model.named_parameters()}
-    assert (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * 1024 < 500e6
