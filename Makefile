@@ -1,11 +1,10 @@
 # Every target sets up what it needs: a virtual environment, PyTorch, this package and its test tools.
 # A bare machine needs Python 3.11 or later and a network (or folders of wheels that pip is told of).
 #
-#   TORCH   what pip installs for PyTorch: by default the build for CPUs; for CUDA: make test TORCH=torch==2.13.0
+#   TORCH   what pip installs for PyTorch, before the package: pinned here; on a GPU machine choose your own build
 #   VENV    where the environment is put
 
-TORCH_VERSION := 2.13.0
-TORCH ?= torch==$(TORCH_VERSION) --index-url https://download.pytorch.org/whl/cpu
+TORCH ?= torch==2.13.0
 VENV ?= .venv
 PYTHON ?= python3
 STAMP := $(VENV)/meshwright-is-installed
@@ -19,10 +18,9 @@ export OMP_NUM_THREADS
 
 venv: $(STAMP)
 
-# Where PyTorch's own index is out of reach, whatever index pip knows will do.
 $(STAMP): pyproject.toml
 	test -x $(RUN) || $(PYTHON) -m venv $(VENV)
-	$(RUN) -m pip install --quiet --retries 1 $(TORCH) || $(RUN) -m pip install --quiet torch==$(TORCH_VERSION)
+	$(RUN) -m pip install --quiet $(TORCH)
 	$(RUN) -m pip install --quiet -e '.[dev]'
 	touch $(STAMP)
 

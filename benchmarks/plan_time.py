@@ -1,4 +1,5 @@
-"""How long planning takes: Llama-3 8B, sequence 8192, from capture to plan, import included, each in a process of its own.
+"""How long planning takes: Llama-3 8B, sequence 8192, from capture to plan, import included, each in a process of its
+own.
 
     python benchmarks/plan_time.py [--repeats 3]
 
@@ -44,7 +45,10 @@ def main() -> None:
         memory = max(run["planner_peak_memory_bytes"] for run in runs) / 1e6
         shown = f"{min(cpu):.1f} {statistics.median(cpu):.1f} {max(cpu):.1f}"
         request = f"{spec} {cluster} mesh {mesh}"
-        print(f"{request:34} {shown:>24} {memory:10.0f} {runs[0]['gap']:8.2%} {runs[0]['step_time_s']:8.3f}  {runs[0]['status']}")
+        print(
+            f"{request:34} {shown:>24} {memory:10.0f} {runs[0]['gap']:8.2%} {runs[0]['step_time_s']:8.3f}  "
+            f"{runs[0]['status']}"
+        )
 
 
 if __name__ == "__main__":

@@ -102,7 +102,9 @@ def _model_options(command: Any) -> Any:
 @click.option("--memory-limit", help="Bytes per device, e.g. 80GiB.  [default: the device's memory]")
 @click.option("--constraint", "constraints", multiple=True, help="A choice that is fixed; may be repeated.")
 @click.option("--optimizer", default="adamw", show_default=True, help="adamw, adam, sgd, sgd-momentum or none.")
-@click.option("--recompute", type=click.Choice(["auto", "none", "pointwise", "block"]), default="auto", show_default=True)
+@click.option(
+    "--recompute", type=click.Choice(["auto", "none", "pointwise", "block"]), default="auto", show_default=True
+)
 @click.option("--eager", is_flag=True, help="Price a program that is not compiled.")
 @click.option("--replicate", multiple=True, help="An op without a sharding rule that may run whole everywhere.")
 @click.option("--time-limit", type=click.FloatRange(min=0, min_open=True), help="Seconds for the solver.")
@@ -247,8 +249,7 @@ def _report_text(report: Any) -> str:
 def show_command(stream: TextIO, plan_path: str, as_json: bool) -> int:
     """Print a plan file.
 
-    As tables, or with --json the plan itself.
-    """
+    As tables, or with --json the plan itself."""
     plan = Plan.load(plan_path)
     put_text(stream, plan.to_bytes().decode().rstrip() if as_json else plan.summary())
     return 0

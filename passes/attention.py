@@ -1,10 +1,9 @@
 """Attention on devices other than the CPU, where capture took place: the fastest fused kernel that PyTorch picks there.
 
-The captured graph holds the CPU's attention op and its backward. Elsewhere they run as these two functions, which call
-torch.nn.functional.scaled_dot_product_attention; the backward runs the forward again to get at the kernel's own backward
-(torch.compile breaks its graph around them).
-Shapes: q (batch, heads, queries, head_dim), k and v (batch, kv heads, keys, head_dim), lse (batch, heads, queries).
-"""
+The captured graph holds the CPU's attention op and its backward. Elsewhere they run as these two functions, which
+call torch.nn.functional.scaled_dot_product_attention; the backward runs the forward again to get at the kernel's own
+backward (torch.compile breaks its graph around them). Shapes: q (batch, heads, queries, head_dim), k and v (batch, kv
+heads, keys, head_dim), lse (batch, heads, queries)."""
 
 from __future__ import annotations
 

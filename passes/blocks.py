@@ -2,8 +2,7 @@
 
 Two blocks are of one kind when their classes, the shapes and dtypes of their parameters and buffers, and their plain
 attributes agree; an attribute that counts the blocks (`layer_idx`) may differ. Capturing three blocks of a deep list
-instead of all makes the time of a capture independent of depth.
-"""
+instead of all makes the time of a capture independent of depth."""
 
 from __future__ import annotations
 
@@ -33,7 +32,8 @@ def repeated_blocks(model: nn.Module) -> dict[str, int]:
 
 
 def with_fewer_blocks(model: nn.Module, keep: Mapping[str, int]) -> nn.Module:
-    """`model` with the first, middle... and last of `keep[path]` blocks in each list; weights are shared, not copied."""
+    """`model` with the first, middle... and last of `keep[path]` blocks in each list; weights are shared, not
+    copied."""
     for path, count in keep.items():
         model = _replaced(model, path.split(".") if path else [], count)
     return model

@@ -60,7 +60,8 @@ def _chain(node: fx.Node, given: set[fx.Node]) -> list[fx.Node]:
 
 
 def _wait_late(graph: fx.Graph) -> None:
-    """Move the wait of each reduction whose result only leaves the graph down to the next such reduction, or the end."""
+    """Move the wait of each reduction whose result only leaves the graph down to the next such reduction, or the
+    end."""
     end = next(iter(graph.find_nodes(op="output")))
     late: list[tuple[fx.Node, list[fx.Node]]] = []
     for node in graph.nodes:

@@ -1,7 +1,8 @@
 """Recomputation: which forward values are saved for the backward, and which are computed again from those.
 
 `none`        every forward value that the backward reads is saved
-`pointwise`   cheap values are computed again where that saves memory: a minimum cut, in bytes, between what is expensive
+`pointwise`   cheap values are computed again where that saves memory: a minimum cut, in bytes, between what is
+expensive
               to compute and the backward; nearest to the backward among equals (as PyTorch's own partitioner does for
               compiled programs)
 `block`       likewise, but everything inside a repeated block is cheap: little more than block inputs is saved
@@ -28,13 +29,15 @@ __all__ = ["RECOMPUTE", "Recompute", "recompute"]
 Recompute = Literal["none", "pointwise", "block"]
 RECOMPUTE: tuple[Recompute, ...] = ("none", "pointwise", "block")
 _CHEAP = {
-    "sum", "amax", "amin", "full", "arange", "_to_copy", "native_layer_norm", "cat", "slice", "select", "constant_pad_nd",
-    "scalar_tensor", "where", "tril", "triu", "getitem", "slice_scatter", "select_scatter", "flip", "repeat",
+    "sum", "amax", "amin", "full", "arange", "_to_copy", "native_layer_norm", "cat", "slice", "select",
+    "constant_pad_nd", "scalar_tensor", "where", "tril", "triu", "getitem", "slice_scatter", "select_scatter",
+    "flip", "repeat",
 }  # fmt: skip
 
 
 def recompute(captured: Captured, mode: Recompute, block_of: Callable[[fx.Node], str | None]) -> None:
-    """Repeat in the backward of `captured`, in place, what `mode` computes again. `block_of` names the block of a node."""
+    """Repeat in the backward of `captured`, in place, what `mode` computes again. `block_of` names the block of a
+    node."""
     if mode == "none":
         return
     again = _computed_again(captured, mode, block_of)
@@ -60,7 +63,8 @@ def _computed_again(captured: Captured, mode: Recompute, block_of: Callable[[fx.
             flow.add_edge((node, "out"), "end", capacity=math.inf)
     if "start" not in flow or "end" not in flow:
         return set()
-    # On the reversed graph the source side of the cut is what the backward can do without saving: the smallest such side.
+    # On the reversed graph the source side of the cut is what the backward can do without saving: the smallest such
+    # side.
     _, (near, _) = nx.minimum_cut(flow.reverse(copy=False), "end", "start")
     return {n for n in cheap if (n, "out") in near and (n, "in") in near}
 

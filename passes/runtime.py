@@ -4,9 +4,8 @@
     loss = model(batch); loss.backward(); optimizer.step()
 
 It stays an instance of the user's class with the user's names, so that optimizers, gradient clipping and distributed
-checkpoints see ordinary DTensor parameters. Plain tensors given to it are whole (the same on every rank) and so are the
-tensors it returns; a DTensor is taken as it lies.
-"""
+checkpoints see ordinary DTensor parameters. Plain tensors given to it are whole (the same on every rank) and so are
+the tensors it returns; a DTensor is taken as it lies."""
 
 from __future__ import annotations
 
@@ -115,7 +114,9 @@ class _Step(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *tangents: torch.Tensor | None) -> tuple:
         if ctx.own is None:
-            raise RuntimeError("a planned step can run its backward once: what it saved was freed; call the model again")
+            raise RuntimeError(
+                "a planned step can run its backward once: what it saved was freed; call the model again"
+            )
         program = ctx.halves.program
         reached = dict(zip(program.outputs, tangents, strict=False))
         like = dict(zip(program.outputs, ctx.like, strict=False))
@@ -149,10 +150,12 @@ class Parallel(nn.Module):
         return self._meshwright.plan
 
 
-@torch.compiler.disable
-def _call(state: _State, model: Parallel, args: tuple, kwargs: dict[str, Any], compiled: bool) -> Any:
-    """The parallel model runs its own graphs: torch.compile compiles those and not the code around them."""
+def _run(state: _State, model: Parallel, args: tuple, kwargs: dict[str, Any], compiled: bool) -> Any:
     return state.call(model, args, kwargs, compiled)
+
+
+# The parallel model runs its own graphs: torch.compile compiles those and not the code around them.
+_call: Callable[..., Any] = torch.compiler.disable(_run)
 
 
 class _State:
@@ -252,7 +255,8 @@ def _fits_mesh(plan: Plan, device_mesh: DeviceMesh) -> None:
     shape = tuple(device_mesh.mesh.shape)
     if shape != plan.mesh.shape:
         raise ReplayError(
-            f"'device_mesh' must have the plan's mesh shape {plan.mesh}, got {'x'.join(map(str, shape))}; plan again for this mesh"
+            f"'device_mesh' must have the plan's mesh shape {plan.mesh}, got {'x'.join(map(str, shape))}; plan "
+            "again for this mesh"
         )
 
 

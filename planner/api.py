@@ -111,8 +111,8 @@ def plan(
     loss                  maps the model's output to a scalar and becomes part of the plan
     constraints           e.g. "layers.*.wq.weight = S(0),R" (see `Constraint`)
     optimizer             adamw, adam, sgd, sgd-momentum or none: its state and update are priced
-    recompute             none, pointwise or block (see docs/how-it-chooses.md); auto: pointwise, and block if that does not fit
-    memory_limit_bytes    per device, over the peak of the step; by default the device's memory
+    recompute             none, pointwise or block (see docs/how-it-chooses.md); auto: pointwise, and block if that
+    does not fit memory_limit_bytes    per device, over the peak of the step; by default the device's memory
     replicate             ops without a sharding rule that may run whole on every device
     gap, time_limit_s     when the solver may stop: the relative distance to the bound, seconds
 
@@ -263,8 +263,10 @@ def _overfull(profile: np.ndarray, limit: float) -> list[int]:
 def _infeasible(error: Infeasible, prepared: Draft) -> Infeasible:
     limit = prepared.limit
     return Infeasible(
-        f"'memory_limit_bytes' and 'constraints' must leave a plan, got a memory limit of {limit} bytes per device on mesh "
-        f"{prepared.formulation.mesh}: {error}; use more devices, a smaller batch or a higher limit, or drop constraints"
+        f"'memory_limit_bytes' and 'constraints' must leave a plan, got a memory limit of {limit} bytes per "
+        "device on mesh "
+        f"{prepared.formulation.mesh}: {error}; use more devices, a smaller batch or a higher limit, or drop "
+        "constraints"
     )
 
 
@@ -288,7 +290,7 @@ def _capture(
                 with_fewer_blocks(model, dict.fromkeys(deep, CAPTURED)), args, kwargs, loss=loss, recompute=mode
             )
         except CaptureError:
-            break  # a model that counts its blocks itself is captured whole, which raises again if that was not the reason
+            break  # a model that counts its blocks is captured whole, which raises again if that was not the reason
         doubtful = [path for path in deep if not stands_for_all(captured, blocks, path)]
         if not doubtful:
             return captured, blocks

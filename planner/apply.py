@@ -38,7 +38,8 @@ def apply(
     device_mesh: DeviceMesh | None = None,
     in_place: bool = False,
 ) -> nn.Module:
-    """`model` run by `plan`: nothing is solved. Every rank calls this with the same model and inputs of the same shapes.
+    """`model` run by `plan`: nothing is solved. Every rank calls this with the same model and inputs of the same
+    shapes.
 
     `loss` must be the one that the plan was made with. Without `device_mesh`, one is made on the process group.
     Raises ReplayError naming the first difference when the plan is for another model, mesh or torch version.
@@ -67,7 +68,8 @@ def check_fits(plan: Plan, model: nn.Module, captured: Captured, blocks: Blocks 
         found = inputs.get(tensor.name)
         if found is None:
             raise ReplayError(
-                f"'plan' must be for this model's inputs, got one with {tensor.name}, which this call does not give; plan again"
+                f"'plan' must be for this model's inputs, got one with {tensor.name}, which this call does not "
+                "give; plan again"
             )
     for name in inputs:
         if name not in {t.name for t in plan.inputs}:
@@ -75,7 +77,8 @@ def check_fits(plan: Plan, model: nn.Module, captured: Captured, blocks: Blocks 
     digest = model_of(captured, plan.model.name, blocks or Blocks(counts=repeated_blocks(model))).digest
     if digest != plan.model.digest and all(tuple(inputs[t.name].shape) == t.shape for t in plan.inputs):
         raise ReplayError(
-            f"'plan' must be for this model, got one for a model of another structure (fingerprint {plan.model.digest[:12]}, "
+            "'plan' must be for this model, got one for a model of another structure (fingerprint "
+            f"{plan.model.digest[:12]}, "
             f"this one {digest[:12]}); plan again"
         )
 
@@ -87,7 +90,8 @@ def _check_torch(plan: Plan) -> None:
     low, high = (tuple(int(x) for x in v.split(".")) for v in _TORCH_RANGE)
     if not low <= want <= high or not low <= have <= high:
         raise ReplayError(
-            f"'plan' must be of a torch version from {_TORCH_RANGE[0]} to {_TORCH_RANGE[1]}, got version {plan.torch_version} "
+            f"'plan' must be of a torch version from {_TORCH_RANGE[0]} to {_TORCH_RANGE[1]}, got version "
+            f"{plan.torch_version} "
             f"(running {torch.__version__}); plan again with this version"
         )
 
@@ -101,7 +105,8 @@ def _same_tensors(plan: Plan, model: nn.Module) -> None:
         count = blocks.counts.get(block.pattern.removesuffix("*").rstrip("."))
         if count != block.count:
             raise ReplayError(
-                f"'plan' must be for this model, got one with {block.count} blocks {block.pattern}, the model has {count or 0}; plan again"
+                f"'plan' must be for this model, got one with {block.count} blocks {block.pattern}, the model has "
+                f"{count or 0}; plan again"
             )
     for name, tensor in want.items():
         if name not in have:
@@ -110,7 +115,8 @@ def _same_tensors(plan: Plan, model: nn.Module) -> None:
             )
         if tuple(have[name].shape) != tensor.shape or str(have[name].dtype) != f"torch.{tensor.dtype}":
             raise ReplayError(
-                f"'plan' must be for this model, got {name} of shape {list(tensor.shape)} {tensor.dtype}, the model has "
+                f"'plan' must be for this model, got {name} of shape {list(tensor.shape)} {tensor.dtype}, the "
+                "model has "
                 f"{list(have[name].shape)} {str(have[name].dtype).removeprefix('torch.')}; plan again"
             )
     for name, _ in model.named_parameters():
@@ -137,7 +143,8 @@ def autoparallelize(
     """
     if not dist.is_initialized():
         raise RequestError(
-            "'autoparallelize' must run in a process group, got none; start with torchrun and call torch.distributed.init_process_group()"
+            "'autoparallelize' must run in a process group, got none; start with torchrun and call "
+            "torch.distributed.init_process_group()"
         )
     if args is None and kwargs is None:
         return _at_first_call(model, dict(cluster=cluster, mesh=mesh, plan=plan, loss=loss, **options))
@@ -205,13 +212,16 @@ def usual_here() -> Mesh:
 
 def _device_name(name: str) -> str:
     """The data sheet for a CUDA device's name."""
-    known = {"H100 80GB HBM3": "h100-sxm", "H100 PCIe": "h100-pcie", "H200": "h200-sxm", "A100-SXM4-80GB": "a100-sxm", "A100-SXM4-40GB": "a100-sxm-40gb",
-             "A100 80GB PCIe": "a100-pcie", "B200": "b200-sxm", "V100": "v100-sxm", "L40S": "l40s", "4090": "rtx-4090", "3090": "rtx-3090"}  # fmt: skip
+    known = {"H100 80GB HBM3": "h100-sxm", "H100 PCIe": "h100-pcie", "H200": "h200-sxm", "A100-SXM4-80GB": "a100-sxm",
+    "A100-SXM4-40GB": "a100-sxm-40gb",
+             "A100 80GB PCIe": "a100-pcie", "B200": "b200-sxm", "V100": "v100-sxm", "L40S": "l40s", "4090":
+             "rtx-4090", "3090": "rtx-3090"}  # fmt: skip
     for part, sheet in known.items():
         if part in name:
             return sheet
     raise RequestError(
-        f"'cluster' must be given on a device without a data sheet, got {name!r}; pass cluster='h100-sxm:8' or the nearest one"
+        f"'cluster' must be given on a device without a data sheet, got {name!r}; pass cluster='h100-sxm:8' or "
+        "the nearest one"
     )
 
 
@@ -219,11 +229,13 @@ def device_mesh_for(mesh: Mesh) -> DeviceMesh:
     """A DeviceMesh of the shape of `mesh` on the running process group; the default one must have as many ranks."""
     if not dist.is_initialized():
         raise RequestError(
-            "'device_mesh' must be given, or a process group be running, got neither; start with torchrun and call torch.distributed.init_process_group()"
+            "'device_mesh' must be given, or a process group be running, got neither; start with torchrun and "
+            "call torch.distributed.init_process_group()"
         )
     if dist.get_world_size() != mesh.size:
         raise ReplayError(
-            f"'plan' must be for as many ranks as run, got a mesh {mesh} of {mesh.size} for {dist.get_world_size()} ranks; plan again for this mesh"
+            f"'plan' must be for as many ranks as run, got a mesh {mesh} of {mesh.size} for "
+            f"{dist.get_world_size()} ranks; plan again for this mesh"
         )
     device = "cuda" if torch.cuda.is_available() and dist.get_backend() == "nccl" else "cpu"
     return init_device_mesh(device, mesh.shape, mesh_dim_names=mesh.axis_names)
@@ -243,7 +255,8 @@ class _Waiting(nn.Module):
     def parameters(self, recurse: bool = True) -> Any:
         """Refused: an optimizer on these parameters would train tensors that the first call replaces."""
         raise RequestError(
-            "'parameters' must be asked for after the model's first call, which plans it and makes them DTensors; run one batch "
+            "'parameters' must be asked for after the model's first call, which plans it and makes them "
+            "DTensors; run one batch "
             "first, or pass example inputs to autoparallelize"
         )
 

@@ -1,8 +1,8 @@
 """torch.compile(model, backend="meshwright"): a model that was not parallelised runs split over the process group.
 
-The parameters stay the user's own, whole on every rank, and so do inputs, outputs and gradients; only the work between is
-split, as a plan says that is made when the graph is first compiled. For sharded parameters use `autoparallelize`.
-"""
+The parameters stay the user's own, whole on every rank, and so do inputs, outputs and gradients; only the work
+between is split, as a plan says that is made when the graph is first compiled. For sharded parameters use
+`autoparallelize`."""
 
 from __future__ import annotations
 

@@ -89,7 +89,8 @@ class Constraints:
             if index not in self.used:
                 near = difflib.get_close_matches(constraint.name, self.seen, n=3, cutoff=0.3)
                 raise RequestError(
-                    f"'constraints' must name a tensor or node of the model, got {constraint.name!r}; near: {', '.join(near) or 'nothing'}"
+                    f"'constraints' must name a tensor or node of the model, got {constraint.name!r}; near: "
+                    f"{', '.join(near) or 'nothing'}"
                 )
 
     def numbered(self, path: str) -> bool:

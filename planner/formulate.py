@@ -1,11 +1,11 @@
 """The sharding problem of a captured program: nodes with strategies, costs of edges, memory over time, overlap.
 
-One decision per class of nodes (planner/folding.py), one cost matrix per pair of classes that exchange a tensor. A value
-with several readers in a phase gets a *hub*, a decision of its own, so that one redistribution can serve them all.
-The gather of a parameter can hide behind as much compute as its reader does, started that much ahead; the reduction of a
-gradient behind as much as the op that made it. What does not fit there is exposed. (Ops of a model that gather much also
-compute much, so that op by op or summed over the phase comes to the same; op by op it is a cost of pairs and stays exact.)
-"""
+One decision per class of nodes (planner/folding.py), one cost matrix per pair of classes that exchange a tensor. A
+value with several readers in a phase gets a *hub*, a decision of its own, so that one redistribution can serve them
+all. The gather of a parameter can hide behind as much compute as its reader does, started that much ahead; the
+reduction of a gradient behind as much as the op that made it. What does not fit there is exposed. (Ops of a model
+that gather much also compute much, so that op by op or summed over the phase comes to the same; op by op it is a cost
+of pairs and stays exact.)"""
 
 from __future__ import annotations
 
@@ -39,7 +39,8 @@ _NOT_HIDDEN = 0.02
 @dataclass(slots=True, kw_only=True)
 class Decision:
     """A class of nodes that share one choice. `states[k]` gives, per strategy, the layout index of output k in
-    `tables[k]`; `seconds` the compute time of one member per strategy; `weight` how many nodes of the model it stands for."""
+    `tables[k]`; `seconds` the compute time of one member per strategy; `weight` how many nodes of the model it stands
+    for."""
 
     kind: Kind
     pattern: str
@@ -70,8 +71,9 @@ class Reading:
 
 @dataclass(slots=True, kw_only=True)
 class Formulation:
-    """The problem and how to read its solution. `of` maps a node to its decision; `readings` lists every use of a tensor, `grads`
-    the reductions of gradients; `hidden` gives the seconds of communication behind compute that the problem leaves out."""
+    """The problem and how to read its solution. `of` maps a node to its decision; `readings` lists every use of a
+    tensor, `grads` the reductions of gradients; `hidden` gives the seconds of communication behind compute that the
+    problem leaves out."""
 
     captured: Captured
     mesh: Mesh
@@ -350,7 +352,15 @@ class _Builder:
 
     def _result_reading(self, base: fx.Node, output: int, target: int, node: fx.Node, *, backward: bool) -> None:
         reading = Reading(
-            source=self.of[base], output=output, via=None, reader=target, at=0, node=node, of=base, backward=backward, early=False
+            source=self.of[base],
+            output=output,
+            via=None,
+            reader=target,
+            at=0,
+            node=node,
+            of=base,
+            backward=backward,
+            early=False,
         )
         (self.grads if backward else self.readings).append(reading)
 

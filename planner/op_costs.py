@@ -1,8 +1,7 @@
 """What a node costs: seconds of its local computation for every strategy at once, from the prices of the target.
 
-Local sizes are those of the fullest device. With a compiled target, chains of pointwise ops are one kernel: a value that
-passes from one pointwise op to the next is neither written nor read.
-"""
+Local sizes are those of the fullest device. With a compiled target, chains of pointwise ops are one kernel: a value
+that passes from one pointwise op to the next is neither written nor read."""
 
 from __future__ import annotations
 
@@ -36,7 +35,8 @@ _FUSED_TAIL = {
 
 @dataclass(frozen=True, slots=True)
 class Local:
-    """A tensor as one device holds it under each strategy: sizes [strategies, dims] in elements, and bytes [strategies]."""
+    """A tensor as one device holds it under each strategy: sizes [strategies, dims] in elements, and bytes
+    [strategies]."""
 
     sizes: np.ndarray
     bytes: np.ndarray

@@ -4,10 +4,9 @@ The program runs forward, then backward, then the optimizer, in graph order; a v
 view lives on its base. Parameters and optimizer state are alive throughout, gradients from their making to the end,
 saved activations to their last backward use, and the copies that redistributions make to the last reader sharing them.
 
-Everything alive is an *item*: bytes that depend on one decision or on a pair, and how many of it are alive at each moment.
-Where the middle blocks of a model were left out of the capture, one of the captured blocks stands for them: counts are
-taken at moments in the first and the last block, between which memory is linear in the block's number.
-"""
+Everything alive is an *item*: bytes that depend on one decision or on a pair, and how many of it are alive at each
+moment. Where the middle blocks of a model were left out of the capture, one of the captured blocks stands for them:
+counts are taken at moments in the first and the last block, between which memory is linear in the block's number."""
 
 from __future__ import annotations
 

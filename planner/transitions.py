@@ -2,8 +2,7 @@
 
 The layouts of a tensor are the states of a graph whose arcs are single steps; all cheapest ways are found at once
 (Floyd-Warshall) and kept per tensor shape. A step on a dim must not pass a later axis that splits the same dim,
-because that axis cut the pieces of this one.
-"""
+because that axis cut the pieces of this one."""
 
 from __future__ import annotations
 
@@ -25,8 +24,8 @@ _STEP_S = 1e-9
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TransitionTable:
-    """All layouts of one tensor shape. seconds[i, j] is the time of the cheapest way from state i to state j (inf: none),
-    local[i, d] the largest local size of dim d in state i, bytes[i] the largest local bytes."""
+    """All layouts of one tensor shape. seconds[i, j] is the time of the cheapest way from state i to state j (inf:
+    none), local[i, d] the largest local size of dim d in state i, bytes[i] the largest local bytes."""
 
     layouts: tuple[Layout, ...]
     index: dict[Layout, int]
@@ -52,14 +51,16 @@ class TransitionTable:
 
 
 class Transitions:
-    """Transition tables of one planning run, one per tensor shape and item size. `prices` is cost_models.Prices or alike."""
+    """Transition tables of one planning run, one per tensor shape and item size. `prices` is cost_models.Prices or
+    alike."""
 
     def __init__(self, mesh: Mesh, prices: object) -> None:
         self.mesh, self.prices = mesh, prices
         self._tables: dict[tuple, TransitionTable] = {}
 
     def table(self, shape: Sequence[int], itemsize: int, *, extremes: bool = False) -> TransitionTable:
-        """The table of a tensor of `shape` (elements) with `itemsize` bytes per element; `extremes` adds P(max), P(min)."""
+        """The table of a tensor of `shape` (elements) with `itemsize` bytes per element; `extremes` adds P(max),
+        P(min)."""
         key = (tuple(shape), itemsize, extremes)
         if key not in self._tables:
             self._tables[key] = self._build(*key)

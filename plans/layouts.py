@@ -8,8 +8,7 @@ A placement is its text form, as DTensor prints it, so that equality, hashing an
     P(max)     likewise with the maximum;  P(min) with the minimum
 
 A layout is a tuple of placements. When two axes split one dim, the earlier axis splits first and the later axis
-splits each chunk again.
-"""
+splits each chunk again."""
 
 from __future__ import annotations
 
@@ -91,6 +90,8 @@ def local_range(size: int, dim: int, layout: Layout, mesh: Sequence[int], coordi
     return offset, length
 
 
-def local_shape(shape: Sequence[int], layout: Layout, mesh: Sequence[int], coordinate: Sequence[int]) -> tuple[int, ...]:
+def local_shape(
+    shape: Sequence[int], layout: Layout, mesh: Sequence[int], coordinate: Sequence[int]
+) -> tuple[int, ...]:
     """Shape of the piece of a tensor of global `shape` at mesh position `coordinate`."""
     return tuple(local_range(size, dim, layout, mesh, coordinate)[1] for dim, size in enumerate(shape))

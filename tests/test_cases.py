@@ -32,6 +32,8 @@ LEFT = {
     "142_straggler": "a slow rank is not injected yet: simulated ranks have no speed",
     "143_replan_fewer_devices": "devices are not taken away during a run yet: both meshes are checked apart",
 }
+# Seconds of work per run: 120 layers, a Python loop over time, 48 unlike blocks.
+HEAVY = ("071_ssm_python_loop", "131_deep_120_layers", "132_deep_heterogeneous")
 # A chosen plan need not be proven best here.
 SECONDS = 3.0
 
@@ -62,9 +64,10 @@ def meshes(name: str) -> list[tuple[int, ...]]:
 def runs() -> Iterator[Any]:
     """Every case, mesh and kind of plan; slow but for the chosen plan on two meshes and a random one on the first."""
     for name in NAMES:
+        heavy = name in HEAVY
         for at, mesh in enumerate(meshes(name)):
-            for random in (0, 1, 2):
-                quick = at < 2 if random == 0 else at == 0 and random == 1
+            for random in (0, 1) if heavy else (0, 1, 2):
+                quick = not heavy and (at < 2 if random == 0 else at == 0 and random == 1)
                 kind = f"random{random}" if random else "chosen"
                 yield pytest.param(
                     name, mesh, random, marks=[] if quick else pytest.mark.slow, id=f"{name}-{words(mesh)}-{kind}"
@@ -104,7 +107,7 @@ def outcome(case: ModuleType, model: nn.Module, args: tuple, kwargs: dict[str, A
         return f"error:{error}"
     if not report.equal:
         return f"unequal: {report.max_error:.3g} {report.differences}"
-    assert report.max_error <= report.tolerance <= max(1e-10, getattr(case, "TOL", 1e-5))
+    assert report.max_error <= min(report.tolerance, getattr(case, "TOL", 1e-5))
     return "equal"
 
 
@@ -169,13 +172,14 @@ def test_a_deep_model_is_planned_in_time(name: str) -> None:
     assert time.perf_counter() - began < case.SOLVE_SECONDS
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "mesh"), [(name, mesh) for name in having("build_meta") for mesh in case_of(name).MESHES]
 )
 def test_a_model_on_the_meta_device_is_planned(name: str, mesh: tuple[int, ...]) -> None:
     model, args, kwargs = case_of(name).build_meta()
     grid = Mesh.of(mesh)
-    plan = meshwright.plan(model, args, kwargs, cluster=usual_cluster(grid), mesh=grid, time_limit_s=SECONDS)
+    plan = meshwright.plan(model, args, kwargs, cluster=usual_cluster(grid), mesh=grid)
     assert plan.mesh.shape == mesh
     assert {t.name for t in plan.parameters} and all(p.device.type == "meta" for p in model.parameters())
 

@@ -40,7 +40,11 @@ def bert() -> tuple[nn.Module, tuple, dict]:
     ids = torch.randint(3, VOCAB, (BATCH, TOKENS))
     labels = ids.clone()
     labels[:, 4:] = -100
-    return transformers.BertForMaskedLM(config), (), {"input_ids": ids, "attention_mask": torch.ones_like(ids), "labels": labels}
+    return (
+        transformers.BertForMaskedLM(config),
+        (),
+        {"input_ids": ids, "attention_mask": torch.ones_like(ids), "labels": labels},
+    )
 
 
 def t5() -> tuple[nn.Module, tuple, dict]:
@@ -48,12 +52,22 @@ def t5() -> tuple[nn.Module, tuple, dict]:
         vocab_size=VOCAB, d_model=32, d_kv=8, d_ff=64, num_layers=2, num_heads=4, decoder_start_token_id=0
     )
     ids = torch.randint(3, VOCAB, (BATCH, TOKENS))
-    return transformers.T5ForConditionalGeneration(config), (), {"input_ids": ids, "labels": ids[:, :7].clone(), "use_cache": False}
+    return (
+        transformers.T5ForConditionalGeneration(config),
+        (),
+        {"input_ids": ids, "labels": ids[:, :7].clone(), "use_cache": False},
+    )
 
 
 def vit() -> tuple[nn.Module, tuple, dict]:
     config = transformers.ViTConfig(
-        hidden_size=32, num_hidden_layers=2, num_attention_heads=4, intermediate_size=64, image_size=16, patch_size=4, num_labels=5
+        hidden_size=32,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        intermediate_size=64,
+        image_size=16,
+        patch_size=4,
+        num_labels=5,
     )
     inputs = {"pixel_values": torch.randn(4, 3, 16, 16), "labels": torch.randint(0, 5, (4,))}
     return transformers.ViTForImageClassification(config), (), inputs
@@ -68,19 +82,30 @@ class Denoiser(nn.Module):
             patch_size=2, num_embeds_ada_norm=1000,
         )  # fmt: skip
 
-    def forward(self, x: torch.Tensor, t: torch.Tensor, y: torch.Tensor, noise: torch.Tensor) -> dict[str, torch.Tensor]:
+    def forward(
+        self, x: torch.Tensor, t: torch.Tensor, y: torch.Tensor, noise: torch.Tensor
+    ) -> dict[str, torch.Tensor]:
         return {"loss": nn.functional.mse_loss(self.net(x, timestep=t, class_labels=y).sample, noise)}
 
 
 def dit() -> tuple[nn.Module, tuple, dict]:
-    return Denoiser(), (torch.randn(2, 4, 8, 8), torch.tensor([5, 700]), torch.tensor([1, 2]), torch.randn(2, 4, 8, 8)), {}
+    return (
+        Denoiser(),
+        (torch.randn(2, 4, 8, 8), torch.tensor([5, 700]), torch.tensor([1, 2]), torch.randn(2, 4, 8, 8)),
+        {},
+    )
 
 
 MODELS = {
     "llama": partial(language_model, "LlamaForCausalLM", "LlamaConfig"),
     "qwen3": partial(language_model, "Qwen3ForCausalLM", "Qwen3Config", head_dim=8),
     "mixtral": partial(
-        language_model, "MixtralForCausalLM", "MixtralConfig", num_local_experts=4, num_experts_per_tok=2, output_router_logits=True
+        language_model,
+        "MixtralForCausalLM",
+        "MixtralConfig",
+        num_local_experts=4,
+        num_experts_per_tok=2,
+        output_router_logits=True,
     ),
     "gpt2": gpt2,
     "bert": bert,

@@ -13,7 +13,7 @@ class Attention(torch.nn.Module):
         super().__init__()
         self.causal, self.masked = causal, masked
 
-    def forward(self, q, k, v):
+    def forward(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
         mask = torch.ones(q.shape[2], k.shape[2], dtype=torch.bool).tril() if self.masked else None
         return torch.nn.functional.scaled_dot_product_attention(q, k, v, mask, is_causal=self.causal).square().sum()
 

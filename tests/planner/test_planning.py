@@ -1,4 +1,5 @@
-"""Planning: what comes out is optimal for the problem it states, keeps its limits, and does not depend on how blocks are captured."""
+"""Planning: what comes out is optimal for the problem it states, keeps its limits, and does not depend on how blocks
+are captured."""
 
 from __future__ import annotations
 
@@ -12,6 +13,7 @@ from torch import nn
 from meshwright.planner.api import draft, plan, solve_within
 from meshwright.planner.problem import brute_force, evaluate
 from meshwright.plans.errors import Infeasible, RequestError, UnsupportedOpError
+from meshwright.plans.plan import Options
 from meshwright.specs import load_spec
 
 
@@ -48,7 +50,7 @@ def test_three_blocks_give_the_plan_of_all_blocks(spec: str, recompute: str) -> 
     assert found[0][1] == found[1][1]
 
 
-def _limited(options, limit: int):
+def _limited(options: Options, limit: int) -> Options:
     values = {name: getattr(options, name) for name in options.__struct_fields__} | {"memory_limit_bytes": limit}
     return type(options)(**values)
 
@@ -97,7 +99,9 @@ def test_an_impossible_limit_names_memory_and_the_shortfall() -> None:
 
 def test_constraints_pin_and_forbid() -> None:
     model, args = big_net()
-    pinned = plan(model, args, cluster="h100-sxm:4", mesh="2x2", constraints=["up.weight = S(0),R", "down.weight != R,R"])
+    pinned = plan(
+        model, args, cluster="h100-sxm:4", mesh="2x2", constraints=["up.weight = S(0),R", "down.weight != R,R"]
+    )
     layouts = {t.name: t.layout for t in pinned.parameters}
     assert layouts["up.weight"] == ("S(0)", "R")
     assert layouts["down.weight"] != ("R", "R")
@@ -121,7 +125,9 @@ def test_a_wrong_constraint_says_what_would_be_right(text: str, words: str) -> N
 
 def test_a_constraint_on_one_block_leaves_the_others_free() -> None:
     model, args, kwargs = load_spec("llama-tiny", layers=6).build()
-    found = plan(model, args, kwargs, cluster="h100-sxm:2", mesh="2", constraints=["layers.3.attention.wq.weight = S(1)"])
+    found = plan(
+        model, args, kwargs, cluster="h100-sxm:2", mesh="2", constraints=["layers.3.attention.wq.weight = S(1)"]
+    )
     layouts = {t.name: t.layout for t in found.parameters}
     assert layouts["layers.3.attention.wq.weight"] == ("S(1)",)
     assert layouts["layers.*.attention.wq.weight"] == ("R",)
@@ -149,5 +155,8 @@ def test_planning_two_meshes_in_one_process_changes_nothing() -> None:
 
 def test_the_fallback_solver_finds_the_same_optimum() -> None:
     model, args = big_net()
-    found = [plan(model, args, cluster="h100-sxm:4", mesh="4", solver=s, gap=1e-9).solver.objective_s for s in ("highs", "cbc")]
+    found = [
+        plan(model, args, cluster="h100-sxm:4", mesh="4", solver=s, gap=1e-9).solver.objective_s
+        for s in ("highs", "cbc")
+    ]
     assert found[0] == pytest.approx(found[1], rel=1e-9)
