@@ -11,7 +11,7 @@ from .planner.apply import check_fits
 from .planner.check import CheckReport
 from .planner.verify import check
 from .plans import Cluster, Mesh, Plan
-from .specs import Spec, load_spec
+from .specs import load_spec
 
 __all__ = ["check_spec", "plan_spec", "replay_spec"]
 
@@ -47,8 +47,7 @@ def check_spec(
 ) -> CheckReport:
     """Whether the model that `spec` names computes the same when it is split over `mesh`."""
     size = {"batch": global_batch, "seq_len": seq_len, "layers": layers}
-    found = load_spec(spec, **size)
-    model, args, kwargs = found.build()
+    model, args, kwargs, outer = _built(spec, size)
     build = partial(_built, spec, size) if ranks == "gloo" else None
     return check(
         model,
@@ -56,7 +55,7 @@ def check_spec(
         kwargs,
         mesh=mesh,
         plan=plan,
-        loss=_outer(found),
+        loss=outer,
         random=random or 0,
         seed=seed,
         build=build,
@@ -64,13 +63,12 @@ def check_spec(
     )
 
 
-def _outer(spec: Spec) -> Callable[[Any], Any] | None:
-    return spec.loss
-
-
 def _built(spec: str, size: dict[str, int | None]) -> tuple[Any, tuple, dict[str, Any], Callable | None]:
-    """A rank's copy of the model."""
+    """The model, the same in every process: a file that draws its weights draws them from one seed."""
+    import torch
+
     found = load_spec(spec, **size)  # type: ignore[arg-type]
+    torch.manual_seed(0)
     return *found.build(), found.loss
 
 

@@ -280,7 +280,7 @@ def _read_inputs(graph: fx.Graph, entry: _Entry) -> tuple[dict[fx.Node, Source],
             sources[node] = entry.sources[desc.idx]
         elif type(desc) is _torch.TangentAOTInput and type(desc.output) is _torch.PlainAOTOutput:
             tangents[desc.output.idx] = node
-        else:
+        elif "Token" not in type(desc).__name__:
             raise CaptureError(
                 f"'model' must not need {type(desc).__name__} in its joint graph ({desc}); report it with the model"
             )
@@ -306,6 +306,11 @@ def _read_outputs(
         elif kind is _torch.GradAOTOutput:
             if node is not None:
                 grads[entry.sources[desc.grad_of.idx].name] = node
+        elif "Token" in kind.__name__:
+            raise CaptureError(
+                "'model' must not use ops with side effects, such as those that raise on bad values (torch.linalg.inv, "
+                "cholesky); use their _ex forms, or keep them outside of the model"
+            )
         elif desc is not None:
             raise CaptureError(
                 f"'model' must not return {kind.__name__} ({desc}); "

@@ -235,6 +235,27 @@ def _drawn(graph: fx.Graph, node: fx.Node) -> fx.Node | None:
     return emit(graph, node, node.target, (blank, *rest), node, dict(node.kwargs))
 
 
+def _scattered_constant(graph: fx.Graph, node: fx.Node) -> fx.Node | None:
+    """One constant per row written into another constant is a choice by position: it splits along every dim, and a
+    compiled program fuses it (the backward of a cross entropy is such a one)."""
+    base, dim, index, value = arguments(node)
+    out = value_of(node)
+    if base.target is not aten.full.default or isinstance(value, fx.Node) or not out.dim():
+        return None
+    dim %= out.dim()
+    wanted = [1 if d == dim else n for d, n in enumerate(out.shape)]
+    if list(value_of(index).shape) != wanted:
+        return None
+    where = {"dtype": torch.int64, "device": out.device}
+    places = emit(graph, node, aten.arange.default, (out.shape[dim],), node, where)
+    shape = [n if d == dim else 1 for d, n in enumerate(out.shape)]
+    hit = emit(graph, node, aten.eq.Tensor, (index, emit(graph, node, aten.reshape.default, (places, shape), node)), node)
+    made = {"dtype": out.dtype, "device": out.device}
+    new = emit(graph, node, aten.scalar_tensor.default, (value,), node, made)
+    old = emit(graph, node, aten.scalar_tensor.default, (base.args[1],), node, made)
+    return emit(graph, node, aten.where.self, (hit, new, old), node)
+
+
 REWRITES: dict[Any, Rewrite] = {
     aten.addmm.default: _addmm,
     aten.copy.default: _copied,
@@ -266,4 +287,5 @@ REWRITES: dict[Any, Rewrite] = {
     aten.full_like.default: _given(1),
     aten.slice_backward.default: _slice_backward,
     aten.slice_scatter.default: _slice_scatter,
+    aten.scatter.value: _scattered_constant,
 }

@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard
@@ -217,7 +218,7 @@ def parallelize(
 ) -> nn.Module:
     """`model` run by `plan` on `device_mesh`: a new module of the model's class, or the same one with `in_place`.
 
-    Weights that are there (not on the meta device) are taken over: every rank keeps its own pieces. Otherwise call
+    Weights that are there (not on the meta device) are taken over, rank 0's on every rank: each keeps its own pieces. Otherwise call
     `to_empty(device=...)` and initialise, or load a distributed checkpoint.
     """
     _fits_mesh(plan, device_mesh)
@@ -280,12 +281,19 @@ def _on_meta(tensor: torch.Tensor) -> torch.Tensor:
     return meta
 
 
+def _of_first_rank(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
+    """The values that rank 0 holds, on `device`: models built without a seed differ from rank to rank."""
+    if tensor.device.type == "meta":
+        return tensor
+    whole = tensor.to(device, copy=True).contiguous()
+    dist.broadcast(torch.view_as_real(whole) if whole.is_complex() else whole, src=0)
+    return whole
+
+
 def _placed(tensor: torch.Tensor, layout: Layout, device_mesh: DeviceMesh, program: Program) -> torch.Tensor:
     """A parameter as a DTensor parameter; a buffer as a DTensor where it is split, a plain tensor where it is whole."""
     parameter = isinstance(tensor, nn.Parameter)
-    local = piece(tensor.detach(), layout, program.mesh, program.coordinate)
-    if local.device.type != "meta":
-        local = local.to(program.device)
+    local = piece(_of_first_rank(tensor.detach(), program.device), layout, program.mesh, program.coordinate)
     if not parameter and all(p == "R" for p in layout):
         return local
     placed = DTensor.from_local(

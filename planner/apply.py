@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -137,8 +136,8 @@ def autoparallelize(
 ) -> nn.Module:
     """`model` split over the process group: planned (unless `plan` is given) and applied.
 
-    With `args` or `kwargs` this happens now; without, at the first call, from its inputs: only then does the model have
-    its DTensor parameters, so an optimizer is made after it. `cluster` is the machine to plan for
+    With `args` or `kwargs` this happens now; without, `model` itself is planned at its first call, from its inputs: only
+    then does it have its DTensor parameters, so an optimizer is made after it. `cluster` is the machine to plan for
     (by default what the process group runs on) or a DeviceMesh to use. Other `options` are those of `plan`.
     """
     if not dist.is_initialized():
@@ -252,18 +251,16 @@ class _Waiting(nn.Module):
         _now(self, args, kwargs, given["cluster"], given["mesh"], given["plan"], given["loss"], wanted, in_place=True)
         return self(*args, **kwargs)
 
-    def parameters(self, recurse: bool = True) -> Any:
+    def named_parameters(self, *args: Any, **kwargs: Any) -> Any:
         """Refused: an optimizer on these parameters would train tensors that the first call replaces."""
         raise RequestError(
-            "'parameters' must be asked for after the model's first call, which plans it and makes them "
-            "DTensors; run one batch "
-            "first, or pass example inputs to autoparallelize"
+            "'parameters' must be asked for after the model's first call, which plans it and makes them DTensors; "
+            "run one batch first, or pass example inputs to autoparallelize"
         )
 
 
 def _at_first_call(model: nn.Module, request: dict[str, Any]) -> nn.Module:
     cls = type(model)
-    waiting = copy.copy(model)
-    waiting.__class__ = type(cls.__name__, (_Waiting, cls), {"__module__": cls.__module__})
-    waiting.__dict__["_meshwright_request"] = request
-    return waiting
+    model.__class__ = type(cls.__name__, (_Waiting, cls), {"__module__": cls.__module__})
+    model.__dict__["_meshwright_request"] = request
+    return model

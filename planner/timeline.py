@@ -115,7 +115,7 @@ class Timeline:
             self._add(("gradients", reading.reader, ()), table.bytes[states], reading.node, born, self.end)
 
     def _values(self, node: fx.Node) -> None:
-        if is_view(node):
+        if is_view(node) or self._stays_in_registers(node):
             return
         index = self.formulation.of[node]
         decision = self.formulation.decisions[index]
@@ -210,6 +210,10 @@ class Timeline:
         times = self.formulation.blocks.share(self.formulation.captured.names[node])
         self._spans[item].append((born, dies, times))
 
+    def _stays_in_registers(self, node: fx.Node) -> bool:
+        """Whether a compiled program never writes the value of `node`: it lives within a fused kernel."""
+        return node in self.moment and not self.formulation.fusion.writes(node)
+
     def last_use(self, node: fx.Node) -> int:
         """The last moment at which `node`, or a view of it, is read."""
         if node not in self._last:
@@ -221,7 +225,7 @@ class Timeline:
                     last = max(last, self.end if kept else last)
                     continue
                 last = max(last, self.moment.get(user, 0))
-                if is_view(user) or op_name(user) == "getitem":
+                if is_view(user) or op_name(user) == "getitem" or self._stays_in_registers(user):
                     last = max(last, self.last_use(user))
             self._last[node] = last
         return self._last[node]

@@ -64,7 +64,7 @@ def plan() -> Plan:
 
 
 def use(monkeypatch: pytest.MonkeyPatch, **functions: Callable[..., Any]) -> None:
-    monkeypatch.setattr(cli, "_api", lambda: SimpleNamespace(**functions))
+    monkeypatch.setattr(cli, "_requests", lambda: SimpleNamespace(**functions))
 
 
 def test_plan(run: Run, plan: Plan, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

