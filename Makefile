@@ -25,10 +25,10 @@ $(STAMP): pyproject.toml
 	touch $(STAMP)
 
 test: venv
-	$(RUN) -m pytest -m "not slow"
+	$(RUN) -m pytest -n 2 --dist loadfile -m "not slow"
 
 slow: venv
-	$(RUN) -m pytest -m slow
+	$(RUN) -m pytest -n 2 --dist loadfile -m slow
 
 demo: venv
 	$(RUN) examples/demo.py

@@ -249,7 +249,9 @@ def _scattered_constant(graph: fx.Graph, node: fx.Node) -> fx.Node | None:
     where = {"dtype": torch.int64, "device": out.device}
     places = emit(graph, node, aten.arange.default, (out.shape[dim],), node, where)
     shape = [n if d == dim else 1 for d, n in enumerate(out.shape)]
-    hit = emit(graph, node, aten.eq.Tensor, (index, emit(graph, node, aten.reshape.default, (places, shape), node)), node)
+    hit = emit(
+        graph, node, aten.eq.Tensor, (index, emit(graph, node, aten.reshape.default, (places, shape), node)), node
+    )
     made = {"dtype": out.dtype, "device": out.device}
     new = emit(graph, node, aten.scalar_tensor.default, (value,), node, made)
     old = emit(graph, node, aten.scalar_tensor.default, (base.args[1],), node, made)

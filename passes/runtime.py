@@ -218,8 +218,8 @@ def parallelize(
 ) -> nn.Module:
     """`model` run by `plan` on `device_mesh`: a new module of the model's class, or the same one with `in_place`.
 
-    Weights that are there (not on the meta device) are taken over, rank 0's on every rank: each keeps its own pieces. Otherwise call
-    `to_empty(device=...)` and initialise, or load a distributed checkpoint.
+    Weights that are there (not on the meta device) are taken over, rank 0's on every rank: each keeps its own pieces.
+    Otherwise call `to_empty(device=...)` and initialise, or load a distributed checkpoint.
     """
     _fits_mesh(plan, device_mesh)
     memo: dict[int, Any] = {}

@@ -49,7 +49,15 @@ def plan() -> Plan:
         inputs=(),
         outputs=(),
         nodes=(),
-        options=Options(optimizer="adamw", compiled=False, memory_limit_bytes=None, constraints=(), seed=None),
+        options=Options(
+            optimizer="adamw",
+            compiled=False,
+            recompute="none",
+            prefetch=True,
+            memory_limit_bytes=None,
+            constraints=(),
+            seed=None,
+        ),
         predicted=Predicted(
             step_time_s=2.0,
             compute_s=1.0,

@@ -339,7 +339,9 @@ def test_data_dependent_control_flow_is_refused_with_module_line_and_way_out() -
 
 
 @pytest.mark.parametrize(
-    "function", [lambda m, x: x[x > 0], lambda m, x: x * x.max().item(), lambda m, x: x.nonzero()], ids=str
+    "function",
+    [lambda m, x: x[x > 0], lambda m, x: x * x.max().item(), lambda m, x: x.nonzero()],
+    ids=["mask", "item", "nonzero"],
 )
 def test_shapes_and_numbers_that_depend_on_values_are_refused(function: Callable[..., Any]) -> None:
     with pytest.raises(CaptureError, match=r"must not read values.*in the root module at test_capture\.py:\d+"):

@@ -31,8 +31,17 @@ def big_net() -> tuple[nn.Module, tuple]:
         return Net(8192), (torch.empty(16384, 8192),)
 
 
-@pytest.mark.parametrize("spec", ["llama-tiny", "gpt2-tiny", "vit-tiny"])
-@pytest.mark.parametrize("recompute", ["none", "block"])
+@pytest.mark.parametrize(
+    ("spec", "recompute"),
+    [
+        ("gpt2-tiny", "block"),
+        ("vit-tiny", "none"),
+        pytest.param("gpt2-tiny", "none", marks=pytest.mark.slow),
+        pytest.param("vit-tiny", "block", marks=pytest.mark.slow),
+        pytest.param("llama-tiny", "none", marks=pytest.mark.slow),
+        pytest.param("llama-tiny", "block", marks=pytest.mark.slow),
+    ],
+)
 def test_three_blocks_give_the_plan_of_all_blocks(spec: str, recompute: str) -> None:
     """A deep model captured by three of its blocks has the same optimum, memory and choices as captured whole."""
     found = []
