@@ -137,8 +137,8 @@ def autoparallelize(
     """`model` split over the process group: planned (unless `plan` is given) and applied.
 
     With `args` or `kwargs` this happens now; without, `model` itself is planned at its first call, from its inputs:
-    only then does it have its DTensor parameters, so an optimizer is made after it. `cluster` is the machine to plan for
-    (by default what the process group runs on) or a DeviceMesh to use. Other `options` are those of `plan`.
+    only then does it have its DTensor parameters, so an optimizer is made after it. `cluster` is the machine to plan
+    for (by default what the process group runs on) or a DeviceMesh to use. Other `options` are those of `plan`.
     """
     if not dist.is_initialized():
         raise RequestError(
