@@ -235,7 +235,9 @@ def solve_within(
         left = max(1.0, time_limit_s - (time.perf_counter() - began))
         limited = _with_rows(problem, timeline, moments, limit)
         try:
-            solution = solve(limited, time_limit_s=left, gap=gap, solver=solver, on_progress=on_progress)
+            # Before any limit is known to bind, most of the time is kept for the search that meets them.
+            share = left if moments else 0.4 * left
+            solution = solve(limited, time_limit_s=share, gap=gap, solver=solver, on_progress=on_progress)
         except Infeasible as error:
             raise _infeasible(error, prepared) from error
         over = _overfull(timeline.profile(solution.choices), limit)

@@ -138,7 +138,8 @@ def autoparallelize(
 
     With `args` or `kwargs` this happens now; without, `model` itself is planned at its first call, from its inputs:
     only then does it have its DTensor parameters, so an optimizer is made after it. `cluster` is the machine to plan
-    for (by default what the process group runs on) or a DeviceMesh to use. Other `options` are those of `plan`.
+    for (by default what the process group runs on) or a DeviceMesh to use. Other `options` are those of `plan`;
+    `compiled` is False unless given, because the model runs eagerly until torch.compile is called on it.
     """
     if not dist.is_initialized():
         raise RequestError(
@@ -170,6 +171,7 @@ def _now(
     where: Cluster | str = here() if cluster is None else cluster
     if given is None:
         grid = mesh or usual_here()
+        options.setdefault("compiled", False)
         given = agreed(lambda: plan(model, args, kwargs, cluster=where, mesh=grid, loss=loss, **options))
     return apply(given, model, args, kwargs, loss=loss, device_mesh=device_mesh, in_place=in_place)
 
