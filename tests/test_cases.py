@@ -63,16 +63,19 @@ def meshes(name: str) -> list[tuple[int, ...]]:
 
 
 def runs() -> Iterator[Any]:
-    """Every case, mesh and kind of plan; slow but for the chosen plan on two meshes and a random one on the first."""
+    """Every case and mesh with the chosen plan and a random one, on the first mesh with a second random one.
+
+    Slow but for the chosen plan on two meshes and a random one on the first. Heavy cases run on one mesh.
+    """
     for name in NAMES:
         heavy = name in HEAVY
-        for at, mesh in enumerate(meshes(name)):
-            for random in (0, 1) if heavy else (0, 1, 2):
+        for at, mesh in enumerate(meshes(name)[:1] if heavy else meshes(name)):
+            for random, kind in enumerate(("chosen", "random", "another")):
+                if random == 2 and (at or heavy):
+                    continue
                 quick = not heavy and (at < 2 if random == 0 else at == 0 and random == 1)
-                kind = f"random{random}" if random else "chosen"
-                yield pytest.param(
-                    name, mesh, random, marks=[] if quick else pytest.mark.slow, id=f"{name}-{words(mesh)}-{kind}"
-                )
+                marks = [] if quick else pytest.mark.slow
+                yield pytest.param(name, mesh, random, marks=marks, id=f"{name}-{words(mesh)}-{kind}")
 
 
 def limits_of(case: ModuleType) -> dict[str, Any]:
@@ -127,7 +130,7 @@ def test_equal_or_refused_by_name(name: str, mesh: tuple[int, ...], random: int)
     if random:
         options = {"random": 1, "seed": 100 * random + int(name[:3])}
     else:
-        options = {"time_limit_s": getattr(case, "SOLVE_SECONDS", SECONDS)}
+        options = {"time_limit_s": getattr(case, "SOLVE_SECONDS", SECONDS if name not in HEAVY else 10 * SECONDS)}
     found = outcome(case, *case.build(), mesh=words(mesh), **limits_of(case), **options)
     assert fits(found, expected(case)), found
 
@@ -177,7 +180,7 @@ def metas() -> Iterator[Any]:
     for name in having("build_meta"):
         for mesh in case_of(name).MESHES:
             key = f"{name}-{words(mesh)}"
-            marks = [pytest.mark.xfail(strict=True, reason=LEFT[key])] if key in LEFT else []
+            marks = [pytest.mark.skip(reason=LEFT[key])] if key in LEFT else []
             yield pytest.param(name, mesh, marks=marks, id=key)
 
 
