@@ -24,8 +24,9 @@ from .devices import DeviceLink
 from .kernels import Numbers, Times
 from .links import AxisLink
 
-__all__ = ["KINDS", "axis_collective_s", "collective_s"]
+__all__ = ["ALGORITHMS", "KINDS", "axis_collective_s", "collective_s"]
 
+ALGORITHMS = ("ring", "tree", "switch")
 KINDS = ("all_gather", "reduce_scatter", "all_reduce", "all_to_all", "broadcast", "point_to_point")
 
 _RING_HOP = 2.0  # a ring step waits for its data and for its buffer: 8, 17 and 31 us on 2, 4 and 8 H100
@@ -38,15 +39,22 @@ def collective_s(kind: str, size_bytes: Numbers, *, group_size: int, link: Devic
     return axis_collective_s(kind, size_bytes, AxisLink(group_size=group_size, nodes=1, intra=link, inter=link))
 
 
-def axis_collective_s(kind: str, size_bytes: Numbers, axis: AxisLink) -> Times:
-    """Seconds of one collective that all groups along a mesh axis run at the same time; 0 for groups of one."""
+def axis_collective_s(kind: str, size_bytes: Numbers, axis: AxisLink, *, algorithm: str | None = None) -> Times:
+    """Seconds of one collective that all groups along a mesh axis run at the same time; 0 for groups of one.
+
+    `algorithm` fixes that of an all_reduce ('ring', 'tree' or 'switch'), by default the fastest that the links have.
+    """
+    if algorithm is not None and (kind != "all_reduce" or algorithm not in _algorithms(axis)):
+        known = ", ".join(_algorithms(axis)) if kind == "all_reduce" else "None"
+        raise RequestError(f"'algorithm' must be {known} for {kind} here, got {algorithm!r}; leave it out")
     if kind not in KINDS:
         raise RequestError(f"'kind' must be one of {', '.join(KINDS)}, got {kind!r}; name the collective so")
     size = np.asarray(size_bytes, np.float64)
     if axis.group_size == 1:
         return _same(np.zeros_like(size))
     if kind == "all_reduce":
-        seconds = _all_reduce_s(size, axis)
+        ways = _algorithms(axis) if algorithm is None else (algorithm,)
+        seconds = np.min([_all_reduce_s(size, axis, way) for way in ways], axis=0)
     elif kind == "all_to_all":
         seconds = _all_to_all_s(size, axis)
     elif kind == "broadcast":
@@ -59,16 +67,22 @@ def axis_collective_s(kind: str, size_bytes: Numbers, axis: AxisLink) -> Times:
     return _same(np.where(size > 0, seconds, 0.0))
 
 
-def _all_reduce_s(size: npt.NDArray[np.float64], axis: AxisLink) -> npt.NDArray[np.float64]:
-    """The best of a ring, a double binary tree (few hops, no saving of 1/n) and, inside a node, the switch."""
-    share = 2.0 * (axis.group_size - 1) / axis.group_size
-    ring = _seconds(_ring_latency_s(axis), _busy_s(size * share, axis), axis)
-    tree = _seconds(_tree_latency_s(axis), _busy_s(size * 2.0, axis), axis)
-    best = np.minimum(ring, tree)
-    if axis.nodes == 1 and axis.intra.switch_reduce_efficiency > 0:
-        rate = axis.intra.rate_bytes_per_s / axis.intra.efficiency * axis.intra.switch_reduce_efficiency
-        best = np.minimum(best, _seconds(_tree_latency_s(axis), size / rate, axis))
-    return best
+def _algorithms(axis: AxisLink) -> tuple[str, ...]:
+    """The ways in which the links can reduce: a switch only inside a node and only for three devices and more."""
+    if axis.nodes == 1 and axis.group_size > 2 and axis.intra.switch_reduce_efficiency > 0:
+        return ALGORITHMS
+    return ALGORITHMS[:2]
+
+
+def _all_reduce_s(size: npt.NDArray[np.float64], axis: AxisLink, algorithm: str) -> npt.NDArray[np.float64]:
+    """A ring, a double binary tree (few hops, no saving of 1/n) or, inside a node, the switch."""
+    if algorithm == "ring":
+        share = 2.0 * (axis.group_size - 1) / axis.group_size
+        return _seconds(_ring_latency_s(axis), _busy_s(size * share, axis), axis)
+    if algorithm == "tree":
+        return _seconds(_tree_latency_s(axis), _busy_s(size * 2.0, axis), axis)
+    rate = axis.intra.bandwidth_bytes_per_s / axis.intra.devices_per_link * axis.intra.switch_reduce_efficiency
+    return _seconds(_tree_latency_s(axis), size / rate, axis)
 
 
 def _all_to_all_s(size: npt.NDArray[np.float64], axis: AxisLink) -> npt.NDArray[np.float64]:
@@ -95,7 +109,7 @@ def _busy_s(volume: npt.NDArray[np.float64], axis: AxisLink) -> npt.NDArray[np.f
 
 
 def _seconds(latency_s: float, busy: npt.NDArray[np.float64], axis: AxisLink) -> npt.NDArray[np.float64]:
-    ramp_s = max(level.ramp_s for level in _levels(axis))
+    ramp_s = (axis.intra if axis.nodes == 1 else axis.inter).ramp_s
     return latency_s + busy + np.sqrt(busy * ramp_s)
 
 

@@ -22,7 +22,7 @@ __all__ = ["Attention", "Device", "DeviceLink", "Gemm", "device_names", "load_de
 
 _DTYPES = ("float64", "float32", "tf32", "bfloat16", "float16", "float8", "int8")
 _MAY_BE_ZERO = ("switch_reduce_efficiency", "latency_s", "base_latency_s", "ramp_s", "forward_ramp_tokens",
-                "backward_ramp_tokens")  # fmt: skip
+                "backward_ramp_tokens", "mask_score_accesses", "tensor_accesses")  # fmt: skip
 _TABLES = ("peak_flops_per_s", "memory", "gemm", "launch", "attention", "intra_link", "nic")
 
 
@@ -68,7 +68,13 @@ class Gemm:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Attention:
-    """One attention kernel: share of peak on long sequences at head size 128, and the keys at which half is reached."""
+    """One attention kernel: share of peak on long sequences at head size 128, and the keys at which half is reached.
+
+    `speed_at_64` and `speed_at_256` are the speeds at those head sizes against 128, `ramp_at_256` the ramps' factor.
+    An unfused implementation writes the scores to memory: `forward_score_accesses` and `backward_score_accesses` count
+    how often each score is read or written, `mask_score_accesses` those that a causal mask adds to each, and
+    `tensor_accesses` passes over a query-sized tensor in each direction (permutations, copies).
+    """
 
     name: str
     forward_efficiency: float
@@ -76,6 +82,13 @@ class Attention:
     forward_ramp_tokens: float
     backward_ramp_tokens: float
     source: str
+    speed_at_64: float = 0.87
+    speed_at_256: float = 0.82
+    ramp_at_256: float = 1.0
+    forward_score_accesses: float = 0.0
+    backward_score_accesses: float = 0.0
+    mask_score_accesses: float = 0.0
+    tensor_accesses: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -191,9 +204,12 @@ def _dtype_key(dtype: str) -> str:
 def _record(kind: type[_R], table: Mapping[str, object], where: str) -> _R:
     """A dataclass from a table with exactly its fields, each read by its declared type."""
     fields = dataclasses.fields(kind)
-    _require_keys(table, tuple(field.name for field in fields), kind.__name__.lower(), where)
+    needed = tuple(field.name for field in fields if field.default is dataclasses.MISSING or field.name in table)
+    _require_keys(table, needed, kind.__name__.lower(), where)
     read = {"str": _text, "int": _count, "float": _rate}
-    return kind(**{field.name: read[str(field.type)](table, field.name, where) for field in fields})
+    return kind(
+        **{field.name: read[str(field.type)](table, field.name, where) for field in fields if field.name in table}
+    )
 
 
 def _table(sheet: Mapping[str, object], key: str, where: str) -> dict[str, object]:

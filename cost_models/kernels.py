@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..plans.errors import RequestError
-from .devices import Device
+from .devices import Attention, Device
 
 __all__ = ["attention_flops", "attention_s", "gemm_s", "item_bytes", "memory_s"]
 
@@ -31,8 +31,9 @@ _ATTENTION_LEAST_ROWS = 64.0  # a work item with fewer queries is padded to this
 _ATTENTION_SPLIT_KEYS = 512.0  # the longest run of keys in one work item when units would be idle otherwise
 _ATTENTION_BACKWARD_KERNELS = 3.0  # row sums, the main kernel, conversion of the query gradient
 _HEAD_DIMS = (16.0, 32.0, 64.0, 128.0, 256.0)
-_HEAD_DIM_SPEED = (0.35, 0.60, 0.87, 1.0, 0.82)  # published_kernels.csv: 64 and 256 against 128; below 64 estimate
+_SMALL_HEAD_SPEED = (0.40, 0.69)  # at 16 and 32, against 64: estimate
 _BACKWARD_FLOPS = 2.5  # five products instead of two
+_BACKWARD_FLOPS_UNFUSED = 4.0  # products of an unfused backward, which has kept the scores
 _ITEM_BYTES = {"float64": 8, "float32": 4, "tf32": 4, "bfloat16": 2, "float16": 2, "int8": 1}
 
 
@@ -96,9 +97,19 @@ def attention_s(
     """
     chosen, peak, size = device.attention_kernel(kernel), device.peak_flops_per_s(dtype), item_bytes(dtype)
     share = chosen.backward_efficiency if backward else chosen.forward_efficiency
-    ramp = chosen.backward_ramp_tokens if backward else chosen.forward_ramp_tokens
     b, h, q, kv, d = (np.asarray(x, np.float64) for x in (batch, heads, q_len, kv_len, head_dim))
-    speed = peak * share * np.interp(d, _HEAD_DIMS, _HEAD_DIM_SPEED)
+    speeds = (
+        *(chosen.speed_at_64 * small for small in _SMALL_HEAD_SPEED),
+        chosen.speed_at_64,
+        1.0,
+        chosen.speed_at_256,
+    )
+    speed = peak * share * np.interp(d, _HEAD_DIMS, speeds)
+    accesses = chosen.backward_score_accesses if backward else chosen.forward_score_accesses
+    if accesses > 0:
+        return _same(_unfused_s(device, b * h, q, kv, d, size, speed, chosen, causal, backward))
+    ramp = chosen.backward_ramp_tokens if backward else chosen.forward_ramp_tokens
+    ramp = ramp * np.interp(d, (128.0, 256.0), (1.0, chosen.ramp_at_256))
     rows = np.where(q > _ATTENTION_LEAST_ROWS, np.ceil(q / _ATTENTION_TILE) * _ATTENTION_TILE, _ATTENTION_LEAST_ROWS)
     keys = np.where(kv > 0, _keys_seen(rows, kv, causal) + (_ATTENTION_TILE / 2 if causal else 0.0) + ramp, 0.0)
     item = np.minimum(rows, _ATTENTION_TILE) * (np.minimum(kv, _ATTENTION_SPLIT_KEYS) + ramp) * device.gemm.sm_count
@@ -108,6 +119,28 @@ def attention_s(
     fixed = device.gemm.kernel_fixed_s * (_ATTENTION_BACKWARD_KERNELS if backward else 1.0)
     work = b * h * q * kv * d > 0
     return _same(np.where(work, np.maximum(products / speed, moved) + fixed, 0.0))
+
+
+def _unfused_s(
+    device: Device,
+    heads: npt.NDArray[np.float64],
+    q: npt.NDArray[np.float64],
+    kv: npt.NDArray[np.float64],
+    d: npt.NDArray[np.float64],
+    size: int,
+    speed: npt.NDArray[np.float64],
+    kernel: Attention,
+    causal: bool,
+    backward: bool,
+) -> npt.NDArray[np.float64]:
+    """Products over all keys, masked or not, then softmax, mask and dropout over scores that lie in memory."""
+    accesses = kernel.backward_score_accesses if backward else kernel.forward_score_accesses
+    accesses += kernel.mask_score_accesses if causal else 0.0
+    scores = heads * q * kv
+    products = (2.0 * _BACKWARD_FLOPS_UNFUSED if backward else 4.0) * scores * d / speed
+    moved = (scores * accesses + heads * np.maximum(q, kv) * d * kernel.tensor_accesses) * size
+    seconds = products + moved / device.memory_rate_bytes_per_s
+    return np.where(scores * d > 0, seconds + 4.0 * device.gemm.kernel_fixed_s, 0.0)
 
 
 def memory_s(device: Device, moved_bytes: Numbers) -> Times:

@@ -16,6 +16,7 @@ import click
 
 from .cli_output import Usage, diff_object, held_stdout, plan_object, put_json, put_text
 from .plans import VERSION, CheckError, Cluster, Infeasible, Mesh, MeshwrightError, Plan, RequestError
+from .validate_command import validate_command
 
 if TYPE_CHECKING:
     from types import ModuleType
@@ -316,6 +317,9 @@ def doctor_command(stream: TextIO, as_json: bool) -> int:
         marks = (f"{'ok ' if f.ok else 'BAD'} {f.name:<14} {f.found}  (must be: {f.rule})" for f in findings)
         put_text(stream, "\n".join(marks))
     return 0 if fine else 2
+
+
+app.add_command(validate_command)
 
 
 def _bytes(option: str, text: str) -> int:

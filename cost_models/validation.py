@@ -1,0 +1,122 @@
+"""Published tables priced again: which table it is, row by row, and how far the prices are off.
+
+Tables are told apart by their columns. A row is priced or refused with what it does not say; nothing is guessed.
+"""
+
+from __future__ import annotations
+
+import csv
+import itertools
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeAlias
+
+import numpy as np
+
+from ..plans.errors import RequestError
+from . import published_collectives, published_kernels
+from .repricing import Priced, Refused, Statistics, grouped, kendall_tau, statistics
+from .systems import System, load_systems
+
+__all__ = ["Report", "Tau", "read_table", "reprice", "validate"]
+
+_Pricer: TypeAlias = Callable[[int, Mapping[str, str], tuple[System, ...]], Priced | Refused]
+_TABLES: tuple[tuple[str, frozenset[str], _Pricer], ...] = (
+    ("collectives", published_collectives.COLUMNS, published_collectives.price_collective),
+    ("kernels", published_kernels.COLUMNS, published_kernels.price_kernel),
+)
+_LEAST_GROUP = 5  # rows from which on a rank correlation says something
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tau:
+    """Rank correlation inside one group of comparable rows."""
+
+    group: str
+    rows: int
+    tau: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Report:
+    """What `validate` found: all rows, priced and refused, and statistics over the priced ones."""
+
+    table: str
+    rows: int
+    priced: tuple[Priced, ...]
+    refused: tuple[Refused, ...]
+
+    @property
+    def errors(self) -> Statistics:
+        """Over all priced rows."""
+        return statistics(row.error for row in self.priced)
+
+    @property
+    def memory_errors(self) -> Statistics:
+        """Over the rows that say a memory."""
+        return statistics(
+            row.predicted_bytes / row.published_bytes - 1.0
+            for row in self.priced
+            if row.predicted_bytes is not None and row.published_bytes is not None
+        )
+
+    @property
+    def taus(self) -> tuple[Tau, ...]:
+        """Kendall's tau inside each group of at least five comparable rows that are not all alike."""
+        named = sorted((row for row in self.priced if row.group is not None), key=lambda row: str(row.group))
+        found: list[Tau] = []
+        for name, part in itertools.groupby(named, key=lambda row: str(row.group)):
+            rows = list(part)
+            tau = kendall_tau([row.published_s for row in rows], [row.predicted_s for row in rows])
+            if len(rows) >= _LEAST_GROUP and tau is not None:
+                found.append(Tau(group=name, rows=len(rows), tau=tau))
+        return tuple(found)
+
+    @property
+    def kendall_tau(self) -> float | None:
+        """The mean over the groups; None without a group."""
+        taus = [tau.tau for tau in self.taus]
+        return float(np.mean(taus)) if taus else None
+
+    def by(self, key: str) -> dict[str, Statistics]:
+        """Statistics under each 'source', 'model', 'device', 'kind' or 'evidence'."""
+        return grouped(self.priced, lambda row: str(getattr(row, key)))
+
+
+def validate(path: str | Path) -> Report:
+    """The rows of the CSV file `path` priced; RequestError when it is no table of a known kind."""
+    return reprice(read_table(path), where=str(path))
+
+
+def reprice(rows: Sequence[Mapping[str, str]], *, where: str = "the table") -> Report:
+    """The rows of one table priced; RequestError names `where` and the columns that no known table has."""
+    columns = set(rows[0]) if rows else set()
+    for name, needed, pricer in _TABLES:
+        if needed <= columns:
+            systems = load_systems()
+            found = [pricer(number, row, systems) for number, row in enumerate(rows, 1)]
+            return Report(
+                table=name,
+                rows=len(rows),
+                priced=tuple(row for row in found if isinstance(row, Priced)),
+                refused=tuple(row for row in found if isinstance(row, Refused)),
+            )
+    known = "; ".join(f"{name}: {', '.join(sorted(needed))}" for name, needed, _ in _TABLES)
+    raise RequestError(
+        f"'table' must have the columns of a known kind ({known}), got {', '.join(sorted(columns)) or 'no rows'}; in "
+        f"{where}; rename the columns"
+    )
+
+
+def read_table(path: str | Path) -> list[dict[str, str]]:
+    """Rows of a CSV file with a header; blanks for missing cells. RequestError when it cannot be read."""
+    try:
+        text = Path(path).read_text(encoding="utf-8-sig")
+    except (OSError, UnicodeDecodeError) as error:
+        raise RequestError(f"'FILE' must be a readable CSV file, got {error}; check the path") from None
+    rows = list(csv.DictReader(text.splitlines()))
+    return [
+        {str(key): (value or "").strip() if isinstance(value, str) else "" for key, value in row.items()}
+        for row in rows
+    ]
