@@ -1,8 +1,8 @@
 """Machines by the names that published tables give them, read strictly from `systems.toml`.
 
 A system is a device's sheet, the size of a node, and where known a network other than the sheet's. Nodes whose devices
-are wired in pairs (xGMI) reach rates that depend on which wires a group owns, which stand in `Wires` by group size. They are
-not monotone: a ring of four dies crosses a single link where a ring of sixteen has four.
+are wired in pairs (xGMI) reach rates that depend on the wires a group owns (`Wires`, by group size). They are not
+monotone: a ring of four dies crosses a single link where a ring of sixteen has four.
 """
 
 from __future__ import annotations
