@@ -1,21 +1,26 @@
-"""Attention on devices other than the CPU, where capture took place: the fastest fused kernel that PyTorch picks there.
+"""Attention where the captured op cannot run: on devices other than the CPU, and of no samples, heads or queries.
 
-The captured graph holds the CPU's attention op and its backward. Elsewhere they run as these two functions, which
-call torch.nn.functional.scaled_dot_product_attention; the backward runs the forward again to get at the kernel's own
-backward (torch.compile breaks its graph around them). Shapes: q (batch, heads, queries, head_dim), k and v (batch, kv
-heads, keys, head_dim), lse (batch, heads, queries)."""
+The captured graph holds the CPU's attention op and its backward; that kernel does not take empty pieces. Elsewhere they
+run as two functions, which call torch.nn.functional.scaled_dot_product_attention: the fastest fused kernel that PyTorch
+picks there; the backward runs the forward again to get at the kernel's own backward (torch.compile breaks its graph
+around them). Shapes: q (batch, heads, queries, head_dim), k and v (batch, kv heads, keys, head_dim), lse (batch, heads,
+queries)."""
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import fx
 from torch.nn.functional import scaled_dot_product_attention
 
+from ..plans.layouts import Layout, local_shape
+from .graph import values_of
 from .naming import op_name
 
-__all__ = ["attention", "attention_backward", "attention_elsewhere"]
+__all__ = ["attention", "attention_backward", "attention_elsewhere", "attention_of_nothing", "zeros"]
 
 
 def _forward(
@@ -54,6 +59,31 @@ def attention_backward(
 
 def _sum_dtype(q: torch.Tensor) -> torch.dtype:
     return torch.float64 if q.dtype == torch.float64 else torch.float32
+
+
+def zeros(
+    shapes: Sequence[Sequence[int]], dtypes: Sequence[torch.dtype], *, device: torch.device
+) -> tuple[torch.Tensor, ...]:
+    """A zero tensor per shape and dtype."""
+    return tuple(torch.zeros(s, dtype=d, device=device) for s, d in zip(shapes, dtypes, strict=True))
+
+
+def attention_of_nothing(
+    node: fx.Node,
+    outs: Sequence[Layout | None],
+    mesh: Sequence[int],
+    coordinate: Sequence[int],
+    device: torch.device,
+) -> tuple[Any, tuple, dict[str, Any]] | None:
+    """Target and arguments in place of the attention op `node` at a mesh position where its first result, in
+    the layouts `outs`, is empty; None elsewhere. A term of a sum over queries is zero there."""
+    if not op_name(node).startswith("_scaled_dot_product_flash_attention_for_cpu"):
+        return None
+    found = [(v, o) for v, o in zip(values_of(node), outs, strict=True) if v is not None and o is not None]
+    shapes = [list(local_shape(value.shape, layout, mesh, coordinate)) for value, layout in found]
+    if math.prod(shapes[0]) or not found[0][0].numel():
+        return None
+    return zeros, (shapes, [value.dtype for value, _ in found]), {"device": device}
 
 
 def attention_elsewhere(node: fx.Node, args: tuple, kwargs: dict[str, Any]) -> tuple[Any, tuple] | None:

@@ -18,7 +18,7 @@ from ..plans.layouts import REPLICATE, Layout, local_shape
 from ..plans.meshes import Mesh
 from ..plans.plan import Edge, Node
 from ..plans.steps import parse_step
-from .attention import attention_elsewhere
+from .attention import attention_elsewhere, attention_of_nothing
 from .collectives import Emitter
 from .graph import Captured, arguments, tensor_args, values_of
 from .lowerings import LOWERINGS
@@ -213,6 +213,9 @@ def local_op(
     emitter: Emitter, node: fx.Node, args: tuple, kwargs: dict[str, Any], outs: Sequence[Layout | None]
 ) -> fx.Node:
     """Append the op of `node` on local pieces, its outputs in the layouts `outs`."""
+    nothing = attention_of_nothing(node, outs, emitter.mesh.shape, emitter.coordinate, emitter.device)
+    if nothing is not None:
+        return emitter.call(*nothing, like=node)
     elsewhere = attention_elsewhere(node, args, kwargs) if emitter.device.type != "cpu" else None
     if elsewhere is not None:
         return emitter.call(*elsewhere, like=node)

@@ -9,6 +9,7 @@ sharded_softmax   softmax, log-softmax and their backwards along a split dim: ma
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -35,13 +36,20 @@ def _here(emit: Emitter, index: fx.Node, start: int, length: int) -> tuple[fx.No
     return emit.call(aten.clamp.default, (moved, 0, max(0, length - 1))), inside
 
 
+def _not_empty(emit: Emitter, x: fx.Node, dim: int, length: int, rank: int) -> fx.Node:
+    """`x`, with one element more along `dim` where it has none: something that an index out of reach can point to."""
+    if length:
+        return x
+    return emit.call(aten.constant_pad_nd.default, (x, [0, 0] * (rank - 1 - dim) + [0, 1]))
+
+
 def _sharded_rows(emit: Emitter, node: fx.Node, args: Any, kwargs: Any, ins: Any, outs: Any) -> fx.Node:
     if op_name(node) != "embedding":
         return _sharded_rows_backward(emit, node, args, outs)
     weight = value_of(tensor_args(node)[0])
     start, length = emit.offset(weight.shape, 0, ins[0])
     index, inside = _here(emit, args[1], start, length)
-    rows = emit.call(aten.embedding.default, (args[0], index))
+    rows = emit.call(aten.embedding.default, (_not_empty(emit, args[0], 0, length, 2), index))
     inside = emit.call(aten.unsqueeze.default, (inside, -1))
     return emit.call(aten.where.self, (inside, rows, _zero(emit, value_of(node))))
 
@@ -75,7 +83,7 @@ def _sharded_gather(emit: Emitter, node: fx.Node, args: Any, kwargs: Any, ins: A
     dim = args[1] % x.dim()
     start, length = emit.offset(x.shape, dim, ins[0])
     index, inside = _here(emit, args[2], start, length)
-    found = emit.call(aten.gather.default, (args[0], dim, index))
+    found = emit.call(aten.gather.default, (_not_empty(emit, args[0], dim, length, x.dim()), dim, index))
     return emit.call(aten.where.self, (inside, found, _zero(emit, value_of(node))))
 
 
@@ -109,12 +117,21 @@ def _sharded_softmax(emit: Emitter, node: fx.Node, args: Any, kwargs: Any, ins: 
     x = args[0]
     if value_of(tensor_args(node)[0]).dtype != out.dtype:
         x = emit.call(aten._to_copy.default, (x,), {"dtype": out.dtype})
-    top = over(emit.call(aten.amax.default, (x, [dim], True)), "max")
+    top = over(_top(emit, x, out, dim, outs[0]), "max")
     shifted = emit.call(aten.sub.Tensor, (x, top))
     power = emit.call(aten.exp.default, (shifted,))
     if short == "_log_softmax":
         return emit.call(aten.sub.Tensor, (shifted, emit.call(aten.log.default, (total(power),))))
     return emit.call(aten.div.Tensor, (power, total(power)))
+
+
+def _top(emit: Emitter, x: fx.Node, value: torch.Tensor, dim: int, layout: Layout) -> fx.Node:
+    """The maximum along `dim` of a piece of `value`; the least of all numbers where the piece is empty."""
+    sizes = [emit.offset(value.shape, d, layout)[1] for d in range(value.dim())]
+    if sizes[dim]:
+        return emit.call(aten.amax.default, (x, [dim], True))
+    sizes[dim] = 1
+    return emit.call(aten.full.default, (sizes, -math.inf), {"dtype": value.dtype, "device": value.device})
 
 
 def _softmax_backward(

@@ -70,7 +70,7 @@ def _schema(op: Any, args: tuple, kwargs: dict[str, Any], size: int, info: Runti
     mesh = DeviceMesh("cpu", torch.arange(size), _init_backend=False, _rank=0)
 
     def options(tensor: torch.Tensor) -> OpStrategy:
-        shards = [Shard(d) for d in range(tensor.dim()) if tensor.shape[d] >= size]
+        shards = [Shard(d) for d in range(tensor.dim()) if tensor.shape[d] > 1]
         placements: list[Placement] = [Replicate(), *shards, Partial()]
         return OpStrategy([OpSpec(DTensorSpec(mesh, (p,), tensor_meta=_meta(tensor))) for p in placements])
 

@@ -2,14 +2,16 @@
 
 Along one axis the rules come from our own tables where local execution needs more than DTensor knows (uneven shards,
 einsum, sharded vocabularies, CPU attention) and from DTensor's registries otherwise; on an N-dimensional mesh a
-strategy is one rule per axis, kept when no device is left without elements and no view regroups uneven pieces.
+strategy is one rule per axis, kept when no view regroups uneven pieces and no kernel meets an empty piece that it
+refuses.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Sequence
+import math
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import torch
@@ -18,7 +20,7 @@ from torch import fx
 from ..passes.graph import tensor_args, value_of, values_of
 from ..passes.naming import draws_random, op_name
 from ..plans.errors import UnsupportedOpError
-from ..plans.layouts import PARTIAL, Layout, Placement, chunk_sizes, is_partial, shard_dim
+from ..plans.layouts import PARTIAL, Layout, Placement, is_partial, pieces, shard_dim
 from ..plans.meshes import Mesh
 from . import _torch
 from .rules.math import MATH_RULES
@@ -26,7 +28,7 @@ from .rules.rule import Link, Rule, RuleFunction, from_links, replicated
 from .rules.spatial import SPATIAL_RULES
 from .rules.views import VIEW_RULES
 
-__all__ = ["OWN_RULES", "Strategies", "Strategy", "op_key", "rule_name", "shardable"]
+__all__ = ["OWN_RULES", "Strategies", "Strategy", "op_key", "rule_name", "shardable", "split_dims"]
 
 OWN_RULES: dict[str, RuleFunction] = {**VIEW_RULES, **MATH_RULES, **SPATIAL_RULES}
 
@@ -56,6 +58,12 @@ _ELEMENTWISE = {
     "fill",
 }
 
+# Devices up to which every layout is offered, also those that leave most devices without elements.
+FEW = 8
+
+# Ops of DTensor's rules that complain of empty pieces.
+_FILLED = {"prims.var"}
+
 # Elementwise ops that DTensor takes to keep a maximum, which they do for some of their arguments only.
 _NOT_MONOTONIC = {"threshold"}
 
@@ -72,23 +80,34 @@ class Strategy:
     local: str = ""
 
 
-def shardable(shape: Sequence[int], layout: Layout, mesh: Sequence[int]) -> bool:
-    """Whether every device gets at least one element of a tensor of `shape` (elements) in `layout`."""
+def shardable(shape: Sequence[int], layout: Layout, mesh: Sequence[int], *, wide: bool = False) -> bool:
+    """Whether the search looks at a tensor of `shape` (elements) in `layout`.
+
+    A split dim must be there, and have several elements unless the tensor has one in all. Devices may be left without
+    elements, as torch.chunk leaves them; on many devices fewer than half of the pieces along a dim may be empty: the
+    same is had on fewer axes. `wide` lifts these limits, for what a user asks for.
+    """
+    if any(d is not None and d >= len(shape) for d in map(shard_dim, layout)):
+        return False
+    dims = split_dims(shape, wide=wide)
+    many = math.prod(mesh) > FEW and not wide
     for dim, size in enumerate(shape):
-        lengths = {size}
-        for placement, parts in zip(layout, mesh, strict=True):
-            if shard_dim(placement) == dim:
-                lengths = {n for length in lengths for n in chunk_sizes(length, parts)}
-        if 0 in lengths and size:
+        sizes = pieces(size, dim, layout, mesh)
+        if len(sizes) > 1 and size and (dim not in dims or (many and 2 * sizes.count(0) >= len(sizes))):
             return False
-    return all(d is None or d < len(shape) for d in map(shard_dim, layout))
+    return True
 
 
 class Strategies:
-    """Strategies of the nodes of one program on one mesh; equal ops on equal shapes are worked out once."""
+    """Strategies of the nodes of one program on one mesh; equal ops on equal shapes are worked out once.
 
-    def __init__(self, mesh: Mesh, *, replicate: Sequence[str] = ()) -> None:
-        self.mesh = mesh
+    Tensors of the shapes in `wide` are looked at in every layout that there is.
+    """
+
+    def __init__(
+        self, mesh: Mesh, *, replicate: Sequence[str] = (), wide: Collection[tuple[int, ...]] = frozenset()
+    ) -> None:
+        self.mesh, self.wide = mesh, wide
         self.replicate = frozenset(replicate)
         self._rules: dict[Any, list[Rule]] = {}
         self._strategies: dict[Any, list[Strategy]] = {}
@@ -102,9 +121,11 @@ class Strategies:
 
     def of_tensor(self, shape: Sequence[int], *, partial: bool = False) -> list[Layout]:
         """Every layout in which a parameter, buffer or input of `shape` (elements) can be held."""
-        one = ["R", *(f"S({d})" for d, n in enumerate(shape) if n > 1), *(["P(sum)"] if partial else [])]
+        wide = tuple(shape) in self.wide
+        one = ["R", *(f"S({d})" for d in split_dims(shape, wide=wide)), *(["P(sum)"] if partial else [])]
         per_axis = [one if parts > 1 else ["R"] for parts in self.mesh.shape]
-        return [layout for layout in itertools.product(*per_axis) if shardable(shape, layout, self.mesh.shape)]
+        layouts = itertools.product(*per_axis)
+        return [layout for layout in layouts if shardable(shape, layout, self.mesh.shape, wide=wide)]
 
     def _compose(self, node: fx.Node, name: str) -> list[Strategy]:
         per_axis = [self._along(node, parts, name) for parts in self.mesh.shape]
@@ -124,31 +145,32 @@ class Strategies:
     def _holds(
         self, rules: Sequence[Rule], outs: Any, ins: Any, shapes: Any, in_shapes: Any, boolean: Sequence[bool]
     ) -> bool:
-        """Whether a choice of one rule per axis makes sense: no device without elements, one kind of reduction, one
-        special local program, and even pieces where a rule needs them."""
+        """Whether a choice of one rule per axis makes sense: one kind of reduction, one special local program, and even
+        or filled pieces where a rule needs them."""
         mesh = self.mesh.shape
         pairs = [*zip(outs, shapes, strict=True), *zip(ins, in_shapes, strict=True)]
         for layout, shape in pairs:
             if layout is None:
                 continue
-            if len({p for p in layout if is_partial(p)}) > 1 or not shardable(shape, layout, mesh):
+            if len({p for p in layout if is_partial(p)}) > 1:
+                return False
+            if not shardable(shape, layout, mesh, wide=tuple(shape) in self.wide):
                 return False
         if any(b and layout and any(map(is_partial, layout)) for b, layout in zip(boolean, outs, strict=True)):
             return False
         if len({r.local for r in rules if r.local}) > 1:
             return False
-        return all(self._even(layout, shape, rules) for layout, shape in pairs if layout is not None)
+        return all(self._cut_well(layout, shape, rules) for layout, shape in pairs if layout is not None)
 
-    def _even(self, layout: Layout, shape: Sequence[int], rules: Sequence[Rule]) -> bool:
-        """Whether dims split under an `even` rule are divisible by all the devices that split them."""
+    def _cut_well(self, layout: Layout, shape: Sequence[int], rules: Sequence[Rule]) -> bool:
+        """Whether pieces of a dim split under an `even` rule are equal, and those under a `filled` one not empty."""
         for rule, placement in zip(rules, layout, strict=True):
             dim = shard_dim(placement)
-            if rule.even and dim is not None:
-                parts = 1
-                for other, size in zip(layout, self.mesh.shape, strict=True):
-                    parts *= size if shard_dim(other) == dim else 1
-                if shape[dim] % parts:
-                    return False
+            if dim is None or not (rule.even or rule.filled):
+                continue
+            sizes = pieces(shape[dim], dim, layout, self.mesh.shape)
+            if (rule.even and len(set(sizes)) > 1) or (rule.filled and shape[dim] and 0 in sizes):
+                return False
         return True
 
     def _along(self, node: fx.Node, parts: int, name: str) -> list[Rule]:
@@ -173,7 +195,7 @@ class Strategies:
             return [everywhere]
         raw = _dtensor(node, parts)
         if raw is not None and short not in _NOT_MONOTONIC:
-            return raw
+            return [dataclasses.replace(rule, filled=True) for rule in raw] if short in _FILLED else raw
         if torch.Tag.pointwise in getattr(node.target, "tags", ()) or short in _ELEMENTWISE:
             return _pointwise(node)
         if short in self.replicate or str(node.target) in self.replicate:
@@ -194,6 +216,13 @@ class Strategies:
             if not _rounds(rule, outs, ins) and all(_fits(p, v) for p, v in pairs):
                 kept.setdefault(rule)
         return list(kept)
+
+
+def split_dims(shape: Sequence[int], *, wide: bool = False) -> list[int]:
+    """Dims of a tensor of `shape` (elements) that can be split: those of several elements, or the first of a tensor of
+    one element; when `wide` any with an element."""
+    several = [d for d, n in enumerate(shape) if n > (0 if wide else 1)]
+    return several or ([0] if shape and math.prod(shape) == 1 else [])
 
 
 def rule_name(node: fx.Node) -> str | None:

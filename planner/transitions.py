@@ -7,14 +7,14 @@ because that axis cut the pieces of this one."""
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from ..plans.layouts import PARTIAL, REPLICATE, Layout, is_partial, local_shape, shard, shard_dim
 from ..plans.meshes import Mesh
-from .strategies import shardable
+from .strategies import shardable, split_dims
 
 __all__ = ["Transitions", "TransitionTable"]
 
@@ -52,10 +52,10 @@ class TransitionTable:
 
 class Transitions:
     """Transition tables of one planning run, one per tensor shape and item size. `prices` is cost_models.Prices or
-    alike."""
+    alike; tensors of the shapes in `wide` may lie in every layout that there is."""
 
-    def __init__(self, mesh: Mesh, prices: object) -> None:
-        self.mesh, self.prices = mesh, prices
+    def __init__(self, mesh: Mesh, prices: object, *, wide: Collection[tuple[int, ...]] = frozenset()) -> None:
+        self.mesh, self.prices, self.wide = mesh, prices, wide
         self._tables: dict[tuple, TransitionTable] = {}
 
     def table(self, shape: Sequence[int], itemsize: int, *, extremes: bool = False) -> TransitionTable:
@@ -67,17 +67,17 @@ class Transitions:
         return self._tables[key]
 
     def _build(self, shape: tuple[int, ...], itemsize: int, extremes: bool) -> TransitionTable:
-        mesh = self.mesh.shape
+        mesh, wide = self.mesh.shape, shape in self.wide
         one = [
             REPLICATE,
-            *(shard(d) for d, n in enumerate(shape) if n > 1),
+            *(shard(d) for d in split_dims(shape, wide=wide)),
             PARTIAL,
             *(["P(max)", "P(min)"] if extremes else []),
         ]
         layouts = tuple(
             layout
             for layout in itertools.product(*[one if n > 1 else [REPLICATE] for n in mesh])
-            if len({p for p in layout if is_partial(p)}) < 2 and shardable(shape, layout, mesh)
+            if len({p for p in layout if is_partial(p)}) < 2 and shardable(shape, layout, mesh, wide=wide)
         )
         index = {layout: i for i, layout in enumerate(layouts)}
         local = np.array(

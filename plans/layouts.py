@@ -28,6 +28,7 @@ __all__ = [
     "local_shape",
     "parse_layout",
     "parse_placement",
+    "pieces",
     "shard",
     "shard_dim",
 ]
@@ -77,6 +78,15 @@ def chunk_sizes(size: int, parts: int) -> tuple[int, ...]:
     """Sizes of the pieces of `size` elements over `parts` devices, as torch.chunk and DTensor cut them."""
     full = -(-size // parts)
     return tuple(max(0, min(full, size - index * full)) for index in range(parts))
+
+
+def pieces(size: int, dim: int, layout: Layout, mesh: Sequence[int]) -> list[int]:
+    """Sizes of the pieces along tensor dim `dim` of global size `size`, in order; one where no axis splits it."""
+    lengths = [size]
+    for placement, parts in zip(layout, mesh, strict=True):
+        if shard_dim(placement) == dim:
+            lengths = [piece for length in lengths for piece in chunk_sizes(length, parts)]
+    return lengths
 
 
 def local_range(size: int, dim: int, layout: Layout, mesh: Sequence[int], coordinate: Sequence[int]) -> tuple[int, int]:

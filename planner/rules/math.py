@@ -52,7 +52,7 @@ def _reduction(partial: str | None, *, linear: bool = False) -> RuleFunction:
         outs = len(_present(node))
         rules = [replicated(outs, 1), *(Rule((shard(b),) * outs, (shard(a),)) for a, b in kept.items())]
         if partial is not None:
-            rules += [Rule((partial,), (shard(d),)) for d in gone]
+            rules += [Rule((partial,), (shard(d),), filled=partial != PARTIAL) for d in gone]
         if linear:
             rules.append(Rule((PARTIAL,), (PARTIAL,)))
         return rules
@@ -65,7 +65,7 @@ def _full_reduction(partial: str | None) -> RuleFunction:
         ndim = value_of(tensor_args(node)[0]).dim()
         rules = [replicated(1, 1)]
         if partial is not None:
-            rules += [Rule((partial,), (shard(d),)) for d in range(ndim)]
+            rules += [Rule((partial,), (shard(d),), filled=True) for d in range(ndim)]
         return rules
 
     return rule

@@ -22,13 +22,15 @@ class Rule:
     """Placements along one axis, one per output and one per tensor input; None for an output that is absent.
 
     `local` names the local program when it is not simply the op on local pieces (passes/lowerings.py).
-    `even` marks rules that hold only where every split dim is divisible by the devices that split it.
+    `even` marks rules that hold only where every split dim is divisible by the devices that split it; `filled` those
+    that hold only where each device has elements of it.
     """
 
     outs: tuple[Placement | None, ...]
     ins: tuple[Placement, ...]
     local: str = ""
     even: bool = False
+    filled: bool = False
 
 
 RuleFunction = Callable[[fx.Node], list[Rule]]
@@ -42,7 +44,9 @@ def replicated(outputs: int, inputs: int, present: Sequence[bool] | None = None)
     return Rule(outs, (REPLICATE,) * inputs)
 
 
-def from_links(links: Sequence[Link], present: Sequence[bool], inputs: int, *, even: bool = False) -> list[Rule]:
+def from_links(
+    links: Sequence[Link], present: Sequence[bool], inputs: int, *, even: bool = False, filled: bool = False
+) -> list[Rule]:
     """Rules of an op described by links, the replicated one first. `present[i]` says whether output i is a tensor."""
     rules = [replicated(len(present), inputs, present)]
     for out_dims, in_dims in links:
@@ -51,5 +55,5 @@ def from_links(links: Sequence[Link], present: Sequence[bool], inputs: int, *, e
         for here, dim in zip(present, out_dims, strict=True):
             outs.append(None if not here else shard(dim) if dim is not None else PARTIAL if contraction else REPLICATE)
         ins = tuple(REPLICATE if d is None else shard(d) for d in in_dims)
-        rules.append(Rule(tuple(outs), ins, even=even))
+        rules.append(Rule(tuple(outs), ins, even=even, filled=filled))
     return rules

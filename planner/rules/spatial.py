@@ -1,4 +1,6 @@
-"""Rules of attention, convolutions, pooling, resampling and Fourier transforms: batch-like dims run apart."""
+"""Rules of attention, convolutions, pooling, resampling and Fourier transforms: batch-like dims run apart.
+
+Most of these kernels take no samples, but not samples without channels."""
 
 from __future__ import annotations
 
@@ -64,8 +66,8 @@ def _convolution(node: fx.Node) -> list[Rule]:
     if given["groups"] != 1:
         return rules
     out, into = (1, 0) if given["transposed"] else (0, 1)
-    rules.append(Rule((shard(1),), (REPLICATE, shard(out), *((shard(0),) if bias else ()))))
-    rules.append(Rule((PARTIAL,), (shard(1), shard(into), *((PARTIAL,) if bias else ()))))
+    rules.append(Rule((shard(1),), (REPLICATE, shard(out), *((shard(0),) if bias else ())), filled=True))
+    rules.append(Rule((PARTIAL,), (shard(1), shard(into), *((PARTIAL,) if bias else ())), filled=True))
     return rules
 
 
@@ -73,10 +75,11 @@ def _convolution_backward(node: fx.Node) -> list[Rule]:
     given = named_arguments(node)
     present = [v is not None for v in values_of(node)]
 
-    def rule(dx: str, dw: str, db: str, *ins: str) -> Rule:
-        return Rule(tuple(p if here else None for p, here in zip((dx, dw, db), present, strict=True)), ins)
+    def rule(dx: str, dw: str, db: str, *ins: str, filled: bool = True) -> Rule:
+        outs = tuple(p if here else None for p, here in zip((dx, dw, db), present, strict=True))
+        return Rule(outs, ins, filled=filled)
 
-    rules = [replicated(3, 3, present), rule(shard(0), PARTIAL, PARTIAL, shard(0), shard(0), REPLICATE)]
+    rules = [replicated(3, 3, present), rule(shard(0), PARTIAL, PARTIAL, shard(0), shard(0), REPLICATE, filled=False)]
     if given["groups"] != 1:
         return rules
     out, into = (1, 0) if given["transposed"] else (0, 1)
@@ -92,8 +95,12 @@ def _leading(dims: int | None = None) -> RuleFunction:
     def rule(node: fx.Node) -> list[Rule]:
         inputs, present = tensor_args(node), [v is not None for v in values_of(node)]
         lead = value_of(inputs[0]).dim() - _SPATIAL.get(op_name(node), 2) if dims is None else dims
-        links: list[Link] = [((d,) * len(present), (d,) * len(inputs)) for d in range(lead)]
-        return from_links(links, present, len(inputs))
+        rules = [replicated(len(present), len(inputs), present)]
+        for d in range(lead):
+            channels = dims is None and (d > 0 or lead == 1)
+            link: Link = ((d,) * len(present), (d,) * len(inputs))
+            rules += from_links([link], present, len(inputs), filled=channels)[1:]
+        return rules
 
     return rule
 
@@ -120,7 +127,7 @@ _SPATIAL = {
 def _fourier(node: fx.Node) -> list[Rule]:
     ndim = value_of(node).dim()
     dims = {d % ndim for d in argument(node, 1)}
-    rules = from_links([((d,), (d,)) for d in range(ndim) if d not in dims], [True], 1)
+    rules = from_links([((d,), (d,)) for d in range(ndim) if d not in dims], [True], 1, filled=True)
     return [*rules, Rule((PARTIAL,), (PARTIAL,))]
 
 
