@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from .planner.api import plan
     from .planner.apply import apply, autoparallelize
     from .planner.constraints import Constraint
+    from .planner.explain import explain
     from .planner.verify import check
     from .plans import VERSION as __version__
     from .plans import (
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
         CheckError,
         Cluster,
         Diff,
+        Explanation,
         Infeasible,
         Link,
         Mesh,
@@ -37,6 +39,7 @@ __all__ = [
     "Cluster",
     "Constraint",
     "Diff",
+    "Explanation",
     "Infeasible",
     "Link",
     "Mesh",
@@ -50,6 +53,7 @@ __all__ = [
     "apply",
     "autoparallelize",
     "check",
+    "explain",
     "plan",
     "plan_schema",
 ]
@@ -59,6 +63,7 @@ _FROM_PLANNER = {
     "apply": "apply",
     "autoparallelize": "apply",
     "check": "verify",
+    "explain": "explain",
     "plan": "api",
 }
 

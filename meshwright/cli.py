@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 import click
 
+from .cli_explain import explain_command
 from .cli_output import Usage, diff_object, held_stdout, plan_object, put_json, put_text
 from .plans import VERSION, CheckError, Cluster, Infeasible, Mesh, MeshwrightError, Plan, RequestError
 from .validate_command import validate_command
@@ -21,7 +22,7 @@ from .validate_command import validate_command
 if TYPE_CHECKING:
     from types import ModuleType
 
-__all__ = ["app", "run"]
+__all__ = ["app", "parse_bytes", "run"]
 
 _UNITS = {
     "": 1,
@@ -137,7 +138,7 @@ def plan_command(
     request = {
         "cluster": Cluster.local() if cluster == "local" else Cluster.parse(cluster),
         "mesh": None if mesh is None else Mesh.parse(mesh),
-        "memory_limit_bytes": None if memory_limit is None else _bytes("--memory-limit", memory_limit),
+        "memory_limit_bytes": None if memory_limit is None else parse_bytes("--memory-limit", memory_limit),
     }
     plan = _requests().plan_spec(
         spec,
@@ -205,7 +206,7 @@ def check_command(
         ranks=ranks,
         random=random,
         seed=seed,
-        memory_limit_bytes=None if memory_limit is None else _bytes("--memory-limit", memory_limit),
+        memory_limit_bytes=None if memory_limit is None else parse_bytes("--memory-limit", memory_limit),
         replicate=replicate,
         global_batch=global_batch,
         seq_len=seq_len,
@@ -301,6 +302,9 @@ def replay_command(
     return 0
 
 
+app.add_command(explain_command)
+
+
 @app.command("doctor")
 @_JSON
 @click.pass_obj
@@ -322,7 +326,7 @@ def doctor_command(stream: TextIO, as_json: bool) -> int:
 app.add_command(validate_command)
 
 
-def _bytes(option: str, text: str) -> int:
+def parse_bytes(option: str, text: str) -> int:
     """A number of bytes from '80GiB', '1.5GB' or '1000'."""
     match = re.fullmatch(r"(\d{1,18}(?:\.\d{1,6})?) ?([A-Za-z]{0,3})", text)
     unit = _UNITS.get(match.group(2).lower()) if match else None

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
+
+import msgspec
 
 from .planner.api import draft, plan
 from .planner.apply import check_fits
 from .planner.check import CheckReport
+from .planner.explain import explain
 from .planner.verify import check
-from .plans import Cluster, Mesh, Plan
+from .plans import Cluster, Explanation, Mesh, Origin, Plan
 from .specs import load_spec
 
-__all__ = ["check_spec", "plan_spec", "replay_spec"]
+__all__ = ["check_spec", "explain_spec", "plan_spec", "replay_spec"]
 
 
 def plan_spec(
@@ -29,7 +32,21 @@ def plan_spec(
     """The plan of the model that `spec` names; `options` are those of `meshwright.plan`."""
     found = load_spec(spec, batch=global_batch, seq_len=seq_len, layers=layers)
     model, args, kwargs = found.build()
-    return plan(model, args, kwargs, cluster=cluster, mesh=mesh, loss=found.loss, name=found.name, **options)
+    made = plan(model, args, kwargs, cluster=cluster, mesh=mesh, loss=found.loss, name=found.name, **options)
+    origin = Origin(spec=spec, global_batch=global_batch, seq_len=seq_len, layers=layers)
+    return msgspec.structs.replace(made, model=msgspec.structs.replace(made.model, origin=origin))
+
+
+def explain_spec(plan: Plan, names: Sequence[str], spec: str | None, **options: Any) -> Explanation:
+    """Why `plan` is as it is; the model is that of `spec`, or of the SPEC that the plan records. `options` are those
+    of `meshwright.explain`."""
+    origin = plan.model.origin
+    if spec is None and origin is None:
+        return explain(plan, names)
+    size = {} if origin is None else {"batch": origin.global_batch, "seq_len": origin.seq_len, "layers": origin.layers}
+    found = load_spec(spec or (origin.spec if origin else ""), **size)
+    model, args, kwargs = found.build()
+    return explain(plan, names, model, args, kwargs, loss=found.loss, **options)
 
 
 def check_spec(

@@ -169,15 +169,17 @@ def draft(
     name: str | None = None,
     on_progress: Progress | None = None,
     whole: bool = False,
+    held: bool = True,
 ) -> Draft:
-    """Capture `model` and set up its problem; arguments as for `plan`. `whole` captures every block of a deep model."""
+    """Capture `model` and set up its problem; arguments as for `plan`. `whole` captures every block of a deep model,
+    `held` False leaves the layouts that constraints rule out in the problem (see `Scenario`)."""
     where = Cluster.parse(cluster) if isinstance(cluster, str) else cluster
     grid = usual_mesh(where) if mesh is None else Mesh.parse(mesh) if isinstance(mesh, str) else mesh
     if optimizer not in _OPTIMIZERS:
         raise RequestError(f"'optimizer' must be one of {', '.join(_OPTIMIZERS)}, got {optimizer!r}")
     if memory_limit_bytes is not None and memory_limit_bytes <= 0:
         raise RequestError(f"'memory_limit_bytes' must be positive, got {memory_limit_bytes}")
-    limits = Constraints.of(constraints, grid.ndim)
+    limits = Constraints.of(constraints, grid.ndim, held=held)
     prices = Prices.of(where, grid, compiled=compiled)
     passes, state = _OPTIMIZERS[optimizer]
     if on_progress is not None:
@@ -204,6 +206,7 @@ def draft(
         memory_limit_bytes=memory_limit_bytes,
         constraints=tuple(str(c) for c in limits.items),
         seed=None,
+        replicate=tuple(replicate),
     )
     timeline = Timeline(formulation, state_factor=state)
     return Draft(captured, blocks, formulation, timeline, options, where, name or type(model).__name__)
@@ -223,11 +226,12 @@ def solve_within(
     gap: float = 1e-3,
     solver: str = "highs",
     on_progress: Progress | None = None,
+    warm: Sequence[int] | None = None,
 ) -> Solution:
     """The best solution whose memory stays within the limit at every moment of the step.
 
     Rows of the moments that a solution would overfill are added until none is: the last solution is optimal among those
-    that fit, because it is optimal for a part of the limits and meets them all.
+    that fit, because it is optimal for a part of the limits and meets them all. `warm` is a plan to start from.
     """
     problem, timeline, limit = prepared.formulation.problem, prepared.timeline, float(prepared.limit)
     began, moments = time.perf_counter(), []
@@ -237,10 +241,12 @@ def solve_within(
         try:
             # Before any limit is known to bind, most of the time is kept for the search that meets them.
             share = left if moments else 0.4 * left
-            solution = solve(limited, time_limit_s=share, gap=gap, solver=solver, on_progress=on_progress)
+            solution = solve(limited, time_limit_s=share, gap=gap, solver=solver, on_progress=on_progress, warm=warm)
         except Infeasible as error:
             raise _infeasible(error, prepared) from error
         over = _overfull(timeline.profile(solution.choices), limit)
+        if over and solution.status == "interrupted":
+            raise KeyboardInterrupt
         if not over or set(over) <= set(moments):
             return replace(solution, seconds=time.perf_counter() - began)
         moments = sorted({*moments, *over})

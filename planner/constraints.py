@@ -14,7 +14,7 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-from ..plans.errors import RequestError
+from ..plans.errors import Infeasible, RequestError
 from ..plans.layouts import Layout, parse_placement
 
 __all__ = ["Constraint", "Constraints"]
@@ -55,16 +55,21 @@ class Constraint:
 
 @dataclass(slots=True, kw_only=True)
 class Constraints:
-    """The constraints of one request; remembers which of them met anything."""
+    """The constraints of one request; remembers which of them met anything.
+
+    With `held` False they keep apart what they speak of and leave it every layout: for solving with and without them.
+    """
 
     items: tuple[Constraint, ...] = ()
+    held: bool = True
     seen: set[str] = field(default_factory=set)
     used: set[int] = field(default_factory=set)
 
     @classmethod
-    def of(cls, texts: Iterable[str | Constraint], axes: int) -> Constraints:
+    def of(cls, texts: Iterable[str | Constraint], axes: int, *, held: bool = True) -> Constraints:
         """From texts or Constraint values."""
-        return cls(items=tuple(t if isinstance(t, Constraint) else Constraint.parse(t, axes) for t in texts))
+        items = tuple(t if isinstance(t, Constraint) else Constraint.parse(t, axes) for t in texts)
+        return cls(items=items, held=held)
 
     def key(self, name: str) -> tuple[int, ...]:
         """Which constraints speak of `name`: nodes that differ in it cannot share a decision."""
@@ -74,13 +79,21 @@ class Constraints:
         return found
 
     def allowed(self, name: str, layouts: Sequence[Layout]) -> list[bool]:
-        """Which of `layouts` are left to `name`; RequestError when none is."""
+        """Which of `layouts` are left to `name`.
+
+        When none is: RequestError for a constraint that no layout meets, else Infeasible with the least set of them
+        that conflict.
+        """
         found = [self.items[i] for i in self.key(name)]
-        left = [all(c.allows(layout) for c in found) for layout in layouts]
+        if not self.held:
+            return [True] * len(layouts)
+        left = _left(found, layouts)
         if found and not any(left):
-            shown = "; ".join(str(c) for c in found)
+            blamed = _conflict(found, layouts)
+            shown = "; ".join(str(c) for c in blamed)
             some = ", ".join(" ".join(("[" + ",".join(x) + "]") for x in dict.fromkeys(layouts)).split(" ")[:8])
-            raise RequestError(f"'constraints' must leave {name} a layout, got {shown}; it can be held as {some}")
+            message = f"'constraints' must leave {name} a layout, got {shown}; it can be held as {some}"
+            raise RequestError(message) if len(blamed) == 1 else Infeasible(f"{message}; drop one of them")
         return left
 
     def check_used(self) -> None:
@@ -97,3 +110,17 @@ class Constraints:
         """Whether a constraint speaks of a single block of the list at `path`."""
         lead = f"{path}." if path else ""
         return any(re.match(re.escape(lead) + r"\d", c.name) for c in self.items)
+
+
+def _left(constraints: Sequence[Constraint], layouts: Sequence[Layout]) -> list[bool]:
+    return [all(c.allows(layout) for c in constraints) for layout in layouts]
+
+
+def _conflict(constraints: Sequence[Constraint], layouts: Sequence[Layout]) -> list[Constraint]:
+    """Constraints that leave no layout, none of which can be spared."""
+    kept = list(constraints)
+    for one in constraints:
+        rest = [c for c in kept if c is not one]
+        if rest and not any(_left(rest, layouts)):
+            kept = rest
+    return kept

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 import torch
 
+from ..passes.again import computed_again
 from ..passes.graph import Captured, tensor_args, values_of
 from ..passes.naming import op_name
 from ..plans.clusters import Cluster
@@ -226,5 +227,17 @@ def _predicted(formulation: Formulation, timeline: Timeline, solution: Solution,
         exposed_communication_s=max(0.0, solution.objective_s - compute - optimizer),
         hidden_communication_s=hidden,
         optimizer_s=optimizer,
+        recompute_s=min(compute, _recompute_s(formulation, choices)),
         memory=timeline.memory(choices, limit),
     )
+
+
+def _recompute_s(formulation: Formulation, choices: Sequence[int]) -> float:
+    """Seconds of the ops that compute a value of the forward again."""
+    seconds = 0.0
+    for node in computed_again(formulation.captured):
+        index = formulation.of.get(node)
+        if index is not None and op_name(node) != "getitem":
+            share = formulation.blocks.share(formulation.captured.names[node])
+            seconds += share * float(formulation.decisions[index].seconds[choices[index]])
+    return seconds

@@ -14,6 +14,8 @@ from .errors import (
     RequestError,
     UnsupportedOpError,
 )
+from .explanation import Alternative, Explanation, Limit
+from .facts import Fact, facts_of
 from .layouts import (
     PARTIAL,
     REPLICATE,
@@ -36,6 +38,7 @@ from .plan import (
     Model,
     Node,
     Options,
+    Origin,
     Plan,
     Predicted,
     Solver,
@@ -46,6 +49,7 @@ from .steps import Step, parse_step
 from .version import VERSION
 
 __all__ = [
+    "Alternative",
     "Block",
     "CaptureError",
     "Change",
@@ -53,9 +57,12 @@ __all__ = [
     "Cluster",
     "Diff",
     "Edge",
+    "Explanation",
+    "Fact",
     "Figure",
     "Infeasible",
     "Layout",
+    "Limit",
     "Link",
     "Memory",
     "MeshwrightError",
@@ -63,6 +70,7 @@ __all__ = [
     "Model",
     "Node",
     "Options",
+    "Origin",
     "PARTIAL",
     "Placement",
     "Plan",
@@ -77,6 +85,7 @@ __all__ = [
     "UnsupportedOpError",
     "VERSION",
     "chunk_sizes",
+    "facts_of",
     "is_partial",
     "local_range",
     "local_shape",

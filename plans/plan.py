@@ -28,6 +28,7 @@ __all__ = [
     "Model",
     "Node",
     "Options",
+    "Origin",
     "Plan",
     "Predicted",
     "Solver",
@@ -60,14 +61,26 @@ class Block(_Record, frozen=True, kw_only=True):
     count: Annotated[int, Meta(ge=1, le=2**20)]
 
 
+class Origin(_Record, frozen=True, kw_only=True):
+    """Where the command line got a model: the SPEC as it was typed and what was asked for beside it."""
+
+    spec: Name
+    global_batch: Annotated[int, Meta(ge=1, le=2**31)] | None
+    seq_len: Annotated[int, Meta(ge=1, le=2**31)] | None
+    layers: Annotated[int, Meta(ge=1, le=2**31)] | None
+
+
 class Model(_Record, frozen=True, kw_only=True):
-    """The model that a plan is for; `digest` is a sha256 of its structure, never of its weights."""
+    """The model that a plan is for; `digest` is a sha256 of its structure, never of its weights.
+
+    `origin` is None where a model was planned that no SPEC names."""
 
     name: Name
     digest: Digest
     parameters: Count
     parameter_bytes: Bytes
     blocks: Annotated[tuple[Block, ...], Meta(max_length=1024)]
+    origin: Origin | None = None
 
 
 class Tensor(_Record, frozen=True, kw_only=True):
@@ -116,6 +129,7 @@ class Options(_Record, frozen=True, kw_only=True):
     memory_limit_bytes: Bytes | None
     constraints: Annotated[tuple[Text, ...], Meta(max_length=4096)]
     seed: Annotated[int, Meta(ge=0, le=2**62)] | None
+    replicate: Annotated[tuple[Text, ...], Meta(max_length=4096)] = ()
 
 
 class Memory(_Record, frozen=True, kw_only=True):
@@ -131,13 +145,15 @@ class Memory(_Record, frozen=True, kw_only=True):
 
 
 class Predicted(_Record, frozen=True, kw_only=True):
-    """What one training step is predicted to take."""
+    """What one training step is predicted to take; `recompute_s` is the part of `compute_s` that the backward spends
+    on computing forward values again."""
 
     step_time_s: Seconds
     compute_s: Seconds
     exposed_communication_s: Seconds
     hidden_communication_s: Seconds
     optimizer_s: Seconds
+    recompute_s: Seconds = 0.0
     memory: Memory
 
 
@@ -218,4 +234,6 @@ def plan_schema() -> dict[str, Any]:
     for part in schema["$defs"].values():
         part["required"] = list(part["properties"])
         part["additionalProperties"] = False
+        for rule in part["properties"].values():
+            rule.pop("default", None)
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema}

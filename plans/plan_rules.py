@@ -158,3 +158,6 @@ def _check_figures(plan: Plan) -> None:
     if predicted.exposed_communication_s > predicted.step_time_s * (1 + _SLACK):
         rule = f"be at most the step time {predicted.step_time_s}"
         raise PlanRuleError("predicted.exposed_communication_s", rule, predicted.exposed_communication_s)
+    if predicted.recompute_s > predicted.compute_s * (1 + _SLACK):
+        rule = f"be at most the compute {predicted.compute_s}, a part of which it is"
+        raise PlanRuleError("predicted.recompute_s", rule, predicted.recompute_s)

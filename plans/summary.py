@@ -25,7 +25,7 @@ from .words import (
 )
 
 if TYPE_CHECKING:
-    from .plan import Edge, Node, Plan, Tensor
+    from .plan import Edge, Node, Plan, Predicted, Tensor
 
 __all__ = ["summarise"]
 
@@ -81,7 +81,7 @@ def _header_rows(plan: Plan) -> Iterator[tuple[str, str]]:
     yield (
         "",
         (
-            f"{seconds_words(predicted.compute_s)} compute, "
+            f"{seconds_words(predicted.compute_s)} compute{_again_words(predicted)}, "
             f"{seconds_words(predicted.exposed_communication_s)} exposed communication, "
             f"{seconds_words(predicted.hidden_communication_s)} hidden, "
             f"{seconds_words(predicted.optimizer_s)} optimizer"
@@ -105,6 +105,10 @@ def _header_rows(plan: Plan) -> Iterator[tuple[str, str]]:
         ),
     )
     yield "costs from", plan.calibration or "not stated"
+
+
+def _again_words(predicted: Predicted) -> str:
+    return f" ({seconds_words(predicted.recompute_s)} of it recomputed)" if predicted.recompute_s else ""
 
 
 def _blocks_words(plan: Plan) -> str:

@@ -13,6 +13,7 @@ __all__ = [
     "bytes_words",
     "dtype_bytes",
     "layout_words",
+    "moved_words",
     "pattern_of",
     "placement_words",
     "seconds_words",
@@ -73,6 +74,12 @@ def layout_words(layout: Layout | None, mesh: Mesh) -> str:
         f"{placement_words(placement)} {'on' if placement == 'R' else 'over'} {name}"
         for placement, name in zip(layout, mesh.axis_names, strict=False)
     )
+
+
+def moved_words(before: Layout, after: Layout, mesh: Mesh) -> str:
+    """What is different between two layouts on one mesh: 'split on dim 0 -> whole on tp'."""
+    pairs = zip(before, after, mesh.axis_names, strict=True)
+    return ", ".join(f"{placement_words(a)} -> {placement_words(b)} on {name}" for a, b, name in pairs if a != b)
 
 
 def stamped_block(name: str, patterns: Collection[str]) -> str | None:

@@ -1,0 +1,73 @@
+"""Commands that say why: `explain`, and what `plan` says where nothing fits."""
+
+from __future__ import annotations
+
+from typing import Any, TextIO
+
+import click
+import msgspec
+
+from .cli_output import put_json, put_text
+from .plans import Explanation, Plan
+
+__all__ = ["explain_command"]
+
+_LIMITS = "limits"
+
+
+def _requests() -> Any:
+    from . import requests
+
+    return requests
+
+
+@click.command("explain")
+@click.argument("plan_path", metavar="PLAN")
+@click.argument("name", required=False)
+@click.argument("spec", required=False)
+@click.option("--layout", help="Ask for this layout, e.g. 'S(0),R', and not for the next best one.")
+@click.option("--more-memory", default="8GiB", show_default=True, help="How much more memory per device to try.")
+@click.option("--limits", is_flag=True, help="With NAME: also say what the limits cost.")
+@click.option("--time-limit", type=click.FloatRange(min=0, min_open=True, max=1e6), default=60.0, show_default=True)
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object and nothing else.")
+@click.pass_obj
+def explain_command(
+    stream: TextIO,
+    plan_path: str,
+    name: str | None,
+    spec: str | None,
+    layout: str | None,
+    more_memory: str,
+    limits: bool,
+    time_limit: float,
+    as_json: bool,
+) -> int:
+    """Say why a plan is as it is.
+
+    NAME is a parameter, input, output or op of PLAN; `*` matches. Its layout is excluded and the model is planned
+    again: that is the next best, and what it would cost. Without NAME, or with `limits` for it: what the memory limit
+    and each constraint cost. The model is the one that PLAN records, or that of SPEC.
+    """
+    from .cli import parse_bytes
+
+    plan = Plan.load(plan_path)
+    names = [] if name is None or name == _LIMITS else [name]
+    found = _requests().explain_spec(
+        plan,
+        names,
+        spec,
+        layout=layout,
+        more_memory_bytes=parse_bytes("--more-memory", more_memory),
+        limits=limits or not names,
+        time_limit_s=time_limit,
+    )
+    if as_json:
+        put_json(stream, explanation_object(found))
+    else:
+        put_text(stream, str(found))
+    return 0
+
+
+def explanation_object(found: Explanation) -> dict[str, Any]:
+    """What `explain --json` says."""
+    return msgspec.to_builtins(found)

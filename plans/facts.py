@@ -1,0 +1,139 @@
+"""What a plan records of a tensor or an op: where it lies, what it costs, what is sent for it. No model is needed."""
+
+from __future__ import annotations
+
+import difflib
+import fnmatch
+from collections.abc import Iterator, Sequence
+
+from msgspec import Struct
+
+from .diff import device_bytes
+from .errors import RequestError
+from .plan import Node, Plan, Tensor
+from .words import bytes_words, layout_words, pattern_of, seconds_words, shape_words, stamped_block
+
+__all__ = ["Fact", "Move", "facts_of"]
+
+_MOVES = 6
+
+
+class Move(Struct, frozen=True, kw_only=True):
+    """A tensor on its way: `steps` bring it from `source` to `reader`, `count` times, in `seconds` all together."""
+
+    source: str
+    reader: str
+    steps: tuple[str, ...]
+    count: int
+    seconds: float
+
+
+class Fact(Struct, frozen=True, kw_only=True):
+    """What the plan says of one name. `name` is the plan's: with `*` where it stands for `copies` equal things.
+
+    layout           in words
+    device_bytes     on the fullest device, all copies together; None for an op
+    seconds          of computing, all copies together; None for a tensor
+    moves            communication from it and to it
+    constraints      those of the request that speak of it
+    """
+
+    kind: str
+    name: str
+    asked: str
+    copies: int
+    shape: str
+    layout: str
+    device_bytes: int | None
+    seconds: float | None
+    moves: tuple[Move, ...]
+    constraints: tuple[str, ...]
+
+    def lines(self) -> Iterator[str]:
+        """For a person to read."""
+        among = f", {self.asked} among them" if self.copies > 1 and "*" not in self.asked else ""
+        yield f"{self.kind} {self.name}{f' ({self.copies}{among})' if self.copies > 1 else ''}"
+        size = "" if self.device_bytes is None else f"; {bytes_words(self.device_bytes)} on a device"
+        took = "" if not self.seconds else f"; {seconds_words(self.seconds)} of compute"
+        yield f"  {f'{self.shape}: ' if self.shape else ''}{self.layout}{size}{took}"
+        for move in sorted(self.moves, key=lambda move: -move.seconds)[:_MOVES]:
+            end = f"to {move.reader}" if move.source == self.name else f"from {move.source}"
+            times = f" {move.count} times," if move.count > 1 else ""
+            yield f"  {end}: {' then '.join(move.steps)},{times} {seconds_words(move.seconds)}"
+        if len(self.moves) > _MOVES:
+            yield f"  ... and {len(self.moves) - _MOVES} more ways"
+        yield from (f"  constraint: {constraint}" for constraint in self.constraints)
+
+
+def facts_of(plan: Plan, names: Sequence[str]) -> tuple[Fact, ...]:
+    """What `plan` says of everything that `names` mean. A name may hold `*`, and a numbered name also means the
+    entry with `*` that stands for it. RequestError for a name that means nothing."""
+    entries: dict[str, tuple[str, Tensor | Node]] = {}
+    for kind, field in (("parameter", plan.parameters), ("buffer", plan.buffers), ("input", plan.inputs)):
+        entries |= {tensor.name: (kind, tensor) for tensor in field}
+    entries |= {tensor.name: ("output", tensor) for tensor in plan.outputs if tensor.name not in entries}
+    entries |= {node.name: ("op", node) for node in plan.nodes if node.op not in ("output", "update", "gradient")}
+    found: dict[str, Fact] = {}
+    for asked in names:
+        meant = [name for name in entries if name == asked or fnmatch.fnmatchcase(name, asked)]
+        meant = meant or [name for name in entries if _stands_for(plan, name, asked)]
+        if not meant and "*" in asked:
+            meant = [name for name in entries if "*" in name and fnmatch.fnmatchcase(name, pattern_of(asked))]
+        if not meant:
+            near = difflib.get_close_matches(asked, entries, n=3, cutoff=0.3)
+            raise RequestError(
+                f"'name' must be a parameter, buffer, input, output or op of the plan, or match some, got {asked!r}; "
+                f"near: {', '.join(near) or 'nothing'}; `meshwright show --json` lists them"
+            )
+        for name in meant:
+            found.setdefault(name, _fact(plan, *entries[name], asked))
+    return tuple(found.values())
+
+
+def _stands_for(plan: Plan, entry: str, asked: str) -> bool:
+    """Whether the entry with `*` is that of the numbered name `asked`."""
+    block = stamped_block(entry, {b.pattern for b in plan.model.blocks})
+    if block is None:
+        return False
+    lead, rest = block.removesuffix("*"), entry[len(block) :]
+    number = asked.removeprefix(lead).removesuffix(rest)
+    count = next(b.count for b in plan.model.blocks if b.pattern == block)
+    return f"{lead}{number}{rest}" == asked and number.isdecimal() and int(number) < count
+
+
+def _fact(plan: Plan, kind: str, entry: Tensor | Node, asked: str) -> Fact:
+    if isinstance(entry, Node):
+        layouts = "; ".join(layout_words(layout, plan.mesh) for layout in entry.outputs) or "nothing"
+        shape, layout, size = "", f"makes {layouts}", None
+        copies, seconds = entry.count, entry.time_s * entry.count
+    else:
+        copies, seconds, size = plan.copies(entry.name), None, device_bytes(entry, plan)
+        shape, layout = f"{shape_words(entry.shape)} {entry.dtype}", layout_words(entry.layout, plan.mesh)
+    return Fact(
+        kind=kind,
+        name=entry.name,
+        asked=asked,
+        copies=copies,
+        shape=shape,
+        layout=layout,
+        device_bytes=size,
+        seconds=seconds,
+        moves=tuple(_moves(plan, entry.name)),
+        constraints=tuple(c for c in plan.options.constraints if _speaks(c, entry.name, asked)),
+    )
+
+
+def _speaks(constraint: str, name: str, asked: str) -> bool:
+    about = constraint.partition("=")[0].removesuffix("!").strip()
+    return any(fnmatch.fnmatchcase(one, about) for one in (name, asked)) or about == name
+
+
+def _moves(plan: Plan, name: str) -> Iterator[Move]:
+    for node in plan.nodes:
+        own = node.name in (name, f"{name}::gradient", f"{name}::update")
+        for edge in node.inputs:
+            if edge.steps and (own or edge.source == name):
+                count = max(node.count, plan.copies(node.name))
+                yield Move(
+                    source=edge.source, reader=node.name, steps=edge.steps, count=count, seconds=edge.time_s * count
+                )
