@@ -13,12 +13,17 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from .elimination import Step, Tables, beliefs, decode, eliminate, is_exact, relaxed
+from .messages import Messages
 from .problem import Overlap, Pair, Problem, Row
 from .program import Matrix, run
 
-__all__ = ["Ascent", "Pricing", "ascend", "match", "tables_at"]
+__all__ = ["Ascent", "Pricing", "Probe", "ascend", "by_messages", "by_tables", "match", "tables_at"]
+
+Probe = Callable[[np.ndarray], tuple[float, np.ndarray]]
 
 _NEAR = 1e-6
+# Sweeps of messages at the first prices and at the next ones.
+_FIRST, _NEXT = 400, 24
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -60,9 +65,21 @@ class Pricing:
         for step, seat in zip(steps, seats, strict=True):
             parts.setdefault(step.node, []).append((seat[step.node], 1.0 / step.parts))
             pairs.update({(i, j): (seat[i], seat[j]) for i, j in step.edges})
+        return self._shared(parts, pairs)
+
+    def shared(self, seats: list[tuple[int, int, float]], pairs: Mapping[Pair, tuple[int, int]]) -> np.ndarray:
+        """The same at (node, choice, share) and the choices of each pair."""
+        parts: dict[int, list[tuple[int, float]]] = {}
+        for node, choice, share in seats:
+            parts.setdefault(node, []).append((choice, share))
+        return self._shared(parts, pairs)
+
+    def _shared(
+        self, parts: Mapping[int, list[tuple[int, float]]], pairs: Mapping[Pair, tuple[int, int]]
+    ) -> np.ndarray:
         totals = [
-            sum(float(line[c]) * share for i, line in term.nodes.items() for c, share in parts[i])
-            + sum(float(matrix[pairs[pair]]) for pair, matrix in term.edges.items())
+            math.fsum(float(line[c]) * share for i, line in term.nodes.items() for c, share in parts[i])
+            + math.fsum(float(matrix[pairs[pair]]) for pair, matrix in term.edges.items())
             for term in self.terms
         ]
         return np.array(totals) / self.units + self.constants
@@ -78,21 +95,25 @@ class Ascent:
     plans: list[tuple[int, ...]] = field(default_factory=list)
     sweeps: int = 0
 
+    def meet(self, plan: tuple[int, ...], offer: Callable[[tuple[int, ...]], float]) -> None:
+        """Remember a plan met on the way and offer it."""
+        self.plans.append(plan)
+        offer(plan)
+
 
 def ascend(
     pricing: Pricing,
-    steps: tuple[Step, ...],
     ascent: Ascent,
+    probe: Probe,
     *,
     rounds: int,
     deadline: float,
-    offer: Callable[[tuple[int, ...]], float],
     closed: Callable[[float], bool],
 ) -> None:
-    """Raise the bound by cutting planes in a box around the best prices; `offer` gets each plan."""
+    """Raise the bound by cutting planes in a box around the best prices; `probe` gives bound and slope at prices."""
     count = len(pricing.terms)
     points = [ascent.prices]
-    if count and not ascent.prices.any():
+    if np.isfinite(pricing.ceilings).any() and not ascent.prices.any():
         points.append(np.where(np.isinf(pricing.ceilings), 0.0, pricing.ceilings))
     cuts: list[tuple[float, np.ndarray]] = []
     radius = 1.0
@@ -106,7 +127,7 @@ def ascend(
             prices, expected = _master(cuts, ascent.prices, pricing.ceilings, radius, unit)
             if expected <= best + _NEAR * abs(best):
                 return
-        value, slope = _probe(pricing, steps, ascent, prices, offer)
+        value, slope = probe(prices)
         if turn == 0:
             unit = np.where(np.isinf(pricing.ceilings), 0.1 * (abs(value) or ceiling), 1.0)
         cuts.append((value - float(slope @ prices), slope))
@@ -140,7 +161,7 @@ def match(pricing: Pricing, steps: tuple[Step, ...], ascent: Ascent, *, rounds: 
             ascent.bound, ascent.shifts = tables.bound + constant, dict(trial)
             if gained <= _NEAR * abs(ascent.bound):
                 return
-        own = beliefs(replace(tables, shifts=trial)).steps
+        own, _ = beliefs(replace(tables, shifts=trial))
         parts: dict[int, list[int]] = {}
         for index, step in enumerate(steps):
             if step.parts > 1:
@@ -161,25 +182,52 @@ def tables_at(pricing: Pricing, steps: tuple[Step, ...], ascent: Ascent) -> tupl
     return eliminate(steps, nodes, edges, ascent.shifts), constant
 
 
-def _probe(
+def by_tables(
+    pricing: Pricing, steps: tuple[Step, ...], ascent: Ascent, offer: Callable[[tuple[int, ...]], float]
+) -> Probe:
+    """Bound and slope at prices by one pass over the steps; `offer` gets each plan met."""
+
+    def probe(prices: np.ndarray) -> tuple[float, np.ndarray]:
+        nodes, edges, constant = pricing.priced(prices)
+        tables = eliminate(steps, nodes, edges, ascent.shifts)
+        ascent.sweeps += 1
+        if math.isinf(tables.bound):
+            return math.inf, np.zeros(len(prices))
+        chosen = decode(tables)
+        ascent.meet(tuple(chosen[node] for node in range(len(nodes))), offer)
+        seats = [chosen] * len(steps) if is_exact(steps) else relaxed(tables)
+        return tables.bound + constant, pricing.values(steps, seats)
+
+    return probe
+
+
+def by_messages(
     pricing: Pricing,
-    steps: tuple[Step, ...],
+    messages: Messages,
     ascent: Ascent,
-    prices: np.ndarray,
     offer: Callable[[tuple[int, ...]], float],
-) -> tuple[float, np.ndarray]:
-    """Bound and slope at these prices."""
-    nodes, edges, constant = pricing.priced(prices)
-    tables = eliminate(steps, nodes, edges, ascent.shifts)
-    ascent.sweeps += 1
-    if math.isinf(tables.bound):
-        return math.inf, np.zeros(len(prices))
-    chosen = decode(tables)
-    plan = tuple(chosen[node] for node in range(len(nodes)))
-    ascent.plans.append(plan)
-    offer(plan)
-    seats = [chosen] * len(steps) if is_exact(steps) else relaxed(tables)
-    return tables.bound + constant, pricing.values(steps, seats)
+    *,
+    deadline: float,
+    closed: Callable[[float], bool],
+) -> Probe:
+    """Bound and slope at prices by sweeps of messages, kept from probe to probe: many at first, then a few."""
+
+    def probe(prices: np.ndarray) -> tuple[float, np.ndarray]:
+        nodes, edges, constant = pricing.priced(prices)
+        messages.reprice(nodes, edges, constant)
+        first = messages.sweeps == 0
+        messages.climb(
+            sweeps=_FIRST if first else _NEXT,
+            deadline=deadline,
+            enough=lambda bound: first and closed(bound),
+            least_gain=1e-5 if first else 1e-4,
+            rounded=lambda plan: ascent.meet(plan, offer),
+        )
+        ascent.sweeps = messages.sweeps
+        bound, seats, pairs = messages.relaxed()
+        return bound, pricing.shared(seats, pairs)
+
+    return probe
 
 
 def _master(

@@ -7,7 +7,7 @@ A split node has several steps, each with a part of its costs, free to choose di
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -15,9 +15,9 @@ import numpy as np
 from .problem import Pair
 
 __all__ = [
-    "Beliefs",
     "Step",
     "Tables",
+    "Totals",
     "beliefs",
     "decode",
     "eliminate",
@@ -25,6 +25,7 @@ __all__ = [
     "lines",
     "order",
     "relaxed",
+    "totals",
     "work",
 ]
 
@@ -56,11 +57,12 @@ class Tables:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Beliefs:
-    """Least total of any plan with a given choice, per step, and with a given pair of choices, per edge."""
+class Totals:
+    """A bound on the total of any plan, of any with a given choice of a node, and with given choices of a pair."""
 
-    steps: list[np.ndarray]
-    edges: dict[Pair, np.ndarray]
+    bound: float
+    nodes: dict[int, np.ndarray]
+    edges: Callable[[Pair], np.ndarray]
 
 
 def order(
@@ -180,8 +182,20 @@ def _at(view: np.ndarray, step: Step, seat: Mapping[int, int]) -> np.ndarray:
     return view[(slice(None), *place)]
 
 
-def beliefs(tables: Tables) -> Beliefs:
-    """Least totals per choice and per pair of choices: the pass back from the last step to the first."""
+def totals(tables: Tables, constant: float = 0.0) -> Totals:
+    """What any plan must cost with each choice and each pair: the parts of a split node give the larger of theirs.
+
+    `constant` is what the tables lack.
+    """
+    steps, pairs = beliefs(tables)
+    nodes: dict[int, np.ndarray] = {}
+    for step, own in zip(tables.steps, steps, strict=True):
+        nodes[step.node] = np.maximum(nodes[step.node], own + constant) if step.node in nodes else own + constant
+    return Totals(bound=tables.bound + constant, nodes=nodes, edges=lambda pair: pairs[pair] + constant)
+
+
+def beliefs(tables: Tables) -> tuple[list[np.ndarray], dict[Pair, np.ndarray]]:
+    """Least totals per step and choice, and per pair of choices: the pass back from the last step to the first."""
     steps = tables.steps
     outside: dict[int, np.ndarray] = {}
     own: list[np.ndarray] = [np.empty(0)] * len(steps)
@@ -200,7 +214,7 @@ def beliefs(tables: Tables) -> Beliefs:
         for source, least in zip(step.inputs, found[1 + len(step.edges) :], strict=True):
             message = tables.messages[source]
             outside[source] = least - np.where(np.isinf(message), 0.0, message)
-    return Beliefs(steps=own, edges=pairs)
+    return own, pairs
 
 
 def is_exact(steps: Sequence[Step]) -> bool:

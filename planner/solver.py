@@ -10,25 +10,23 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from ..plans.errors import Infeasible
-from .bounds import Ascent, Pricing, ascend, match, tables_at
+from .bounds import Ascent, Pricing, ascend, by_messages, by_tables, match, tables_at
 from .descent import Descent
-from .elimination import Beliefs, Step, beliefs, is_exact, order, work
+from .elimination import Totals, is_exact, order, totals, work
+from .messages import Messages
 from .problem import Problem, Row, Solution, Stats, evaluate, within_rows
 from .program import build, run
-from .reductions import Lift, absorb, clean, complete, fold, restrict
+from .reductions import Lift, absorb, clean, complete, consistent, fold, restrict
 from .verdict import blame
 
 __all__ = ["Progress", "solve"]
 
 Progress = Callable[[str, float, float], None]
 
-# Entries of a table, and of all tables of one pass: up to _QUICK many passes are fine, up to _SLOW a few.
+# Entries of a table, and of all tables of one pass: where there are more, messages bound the plan instead.
 _TABLE = 1e8
-_SMALL = 1 << 14
 _QUICK = 6e7
-_SLOW = 1.2e9
-# Choices per node in a coarse look, and most columns that a 0/1 program may have.
-_FEW = 40
+# Most columns that a 0/1 program may have.
 _COLUMNS = 400_000
 # Pairs in the first exact program, when many more could still win.
 _KERNEL = 6_000
@@ -98,10 +96,10 @@ class _Search:
 
     def run(self) -> None:
         """All stages; ends early by _Closed."""
-        self.shrink()
+        self.tidy()
         self.kept = sum(self.problem.sizes)
         prices = np.zeros(0)
-        for _ in range(4):
+        for _ in range(6):
             before = sum(self.problem.sizes)
             if before == len(self.problem.sizes) or self.late():
                 break
@@ -109,6 +107,17 @@ class _Search:
             if sum(self.problem.sizes) > 0.8 * before:
                 break
         self.finish()
+
+    def tidy(self) -> None:
+        """Shrink; where passes over tables would be slow, without comparing choices, which would be slow too."""
+        if _effort(self.problem) <= _QUICK:
+            self.shrink()
+            return
+        self.problem, lift = restrict(self.problem, consistent(self.problem))
+        self.lifts.append(lift)
+        self.problem, absorbed = absorb(fold(self.problem))
+        self.lifts += [] if absorbed is None else [absorbed]
+        self.seen.clear()
 
     def shrink(self) -> None:
         """Clean and absorb; a plan of what is left maps back through the lifts."""
@@ -130,69 +139,56 @@ class _Search:
         # Folding may have dropped a term since these prices were found: then they start over.
         start = prices * pricing.units if len(prices) == len(pricing.terms) else np.zeros(len(pricing.terms))
         ascent = Ascent(prices=start)
-        steps = order(self.problem.sizes, self.problem.edges, cap=_TABLE)
-        effort = work(steps, self.problem.sizes)
         rounds = 16 + 6 * len(pricing.terms)
-        if effort > _QUICK:
-            ascent.prices = self.coarse(pricing, ascent.prices, rounds)
-            rounds = 4
-            if effort > _SLOW:
-                steps, rounds = _affordable(self.problem), 16
-        self.climb(pricing, steps, ascent, rounds)
+        if _effort(self.problem) > _QUICK:
+            least = self.tell(pricing, ascent, rounds)
+        else:
+            least = self.climb(pricing, ascent, rounds)
         self.settle("prices")
         self.polish(self.problem, None, ascent.plans)
         self.settle("plans")
         if self.best is None:
             self.blame()
         if self.best is not None and not self.late():
-            tables, constant = tables_at(pricing, steps, ascent)
-            found = beliefs(tables)
-            self.kernel(steps, found, constant)
-            self.drop(steps, found, constant)
+            found = least()
+            self.kernel(found)
+            self.drop(found)
         return ascent.prices / pricing.units
 
-    def climb(self, pricing: Pricing, steps: tuple[Step, ...], ascent: Ascent, rounds: int) -> None:
-        """Raise the bound of the whole of what is left."""
+    def climb(self, pricing: Pricing, ascent: Ascent, rounds: int) -> Callable[[], Totals]:
+        """Raise the bound by passes over tables."""
+        steps = order(self.problem.sizes, self.problem.edges, cap=_TABLE)
         exact = is_exact(steps)
+        probe = by_tables(pricing, steps, ascent, self.offer)
         for _ in range(1 if exact else 3):
-            ascend(
-                pricing, steps, ascent, rounds=rounds, deadline=self.deadline, offer=self.offer, closed=self.raise_bound
-            )
+            ascend(pricing, ascent, probe, rounds=rounds, deadline=self.deadline, closed=self.raise_bound)
             if not exact:
                 match(pricing, steps, ascent, rounds=12, deadline=self.deadline)
             if self.raise_bound(ascent.bound) or self.late():
                 break
         self.sweeps += ascent.sweeps
+        return lambda: totals(*tables_at(pricing, steps, ascent))
 
-    def coarse(self, pricing: Pricing, prices: np.ndarray, rounds: int) -> np.ndarray:
-        """Prices and plans from the most promising choices of each node, where passes over all are slow."""
-        problem = self.problem
-        steps = order(problem.sizes, problem.edges, cap=_SMALL)
-        rough = Ascent(prices=prices)
-        self.climb(pricing, steps, rough, 10)
-        tables, _ = tables_at(pricing, steps, rough)
-        keeps = _promising(problem.sizes, steps, beliefs(tables), rough.plans, _FEW)
-        smaller, lift = restrict(problem, keeps)
-        fine = Ascent(prices=rough.prices)
-        steps = _affordable(smaller)
-        ascend(
-            Pricing(
-                problem=smaller,
-                terms=(*smaller.rows, *smaller.overlaps),
-                units=pricing.units,
-                constants=pricing.constants,
-                ceilings=pricing.ceilings,
-            ),
-            steps,
-            fine,
-            rounds=rounds,
-            deadline=self.deadline,
-            offer=lambda plan: self.offer(lift(plan)),
-            closed=lambda bound: self.late(),
-        )
-        self.sweeps += fine.sweeps
-        self.polish(smaller, lift, fine.plans)
-        return fine.prices
+    def tell(self, pricing: Pricing, ascent: Ascent, rounds: int) -> Callable[[], Totals]:
+        """Raise the bound by messages."""
+        messages = Messages.of(self.problem.nodes, self.problem.edges)
+        probe = by_messages(pricing, messages, ascent, self.offer, deadline=self.deadline, closed=self.raise_bound)
+        ascend(pricing, ascent, probe, rounds=rounds, deadline=self.deadline, closed=self.raise_bound)
+        self.raise_bound(ascent.bound)
+        self.sweeps += ascent.sweeps
+
+        def least() -> Totals:
+            messages.reprice(*pricing.priced(ascent.prices))
+            messages.climb(
+                sweeps=64,
+                deadline=self.deadline,
+                enough=self.raise_bound,
+                least_gain=1e-5,
+                rounded=lambda plan: ascent.meet(plan, self.offer),
+            )
+            return messages.totals()
+
+        return least
 
     def polish(self, problem: Problem, lift: Lift | None, plans: list[tuple[int, ...]]) -> None:
         """Local search from the plans met, latest first, then the best mix of them by a small exact program."""
@@ -214,25 +210,29 @@ class _Search:
                 aim=None,
             )
 
-    def kernel(self, steps: tuple[Step, ...], found: Beliefs, constant: float) -> None:
+    def kernel(self, found: Totals) -> None:
         """The exact program over the pairs with the least totals: all others are proven to be at `aim` or above."""
-        totals = np.concatenate([np.empty(0), *(m[m < self.upper - constant].ravel() for m in found.edges.values())])
-        if len(totals) < 2 * _KERNEL:
+        near: list[np.ndarray] = [np.empty(0)]
+        for pair in self.problem.edges:
+            matrix = found.edges(pair)
+            near.append(matrix[matrix < self.upper])
+        below = np.concatenate(near)
+        if len(below) < 2 * _KERNEL:
             return
-        aim = float(np.partition(totals, _KERNEL)[_KERNEL])
+        aim = float(np.partition(below, _KERNEL)[_KERNEL])
         try:
-            smaller, lifts = _shrunk(_under(self.problem, steps, found, aim))
+            smaller, lifts = _shrunk(_under(self.problem, found, aim))
         except Infeasible:
-            self.raise_bound(aim + constant)
+            self.raise_bound(aim)
             return
-        self.exact(smaller, lambda plan: _lifted(plan, lifts), limit_s=self.left() * 0.25, aim=aim + constant)
+        self.exact(smaller, lambda plan: _lifted(plan, lifts), limit_s=self.left() * 0.25, aim=aim)
         self.settle("kernel")
 
-    def drop(self, steps: tuple[Step, ...], found: Beliefs, constant: float) -> None:
+    def drop(self, found: Totals) -> None:
         """Forbid choices and pairs whose least total is not under the best plan, then shrink."""
-        aim = self.upper - min(_TIE, self.gap * 0.1) * abs(self.upper) - constant
-        self.floor = min(self.floor, aim + constant)
-        self.problem = _under(self.problem, steps, found, aim)
+        aim = self.upper - min(_TIE, self.gap * 0.1) * abs(self.upper)
+        self.floor = min(self.floor, aim)
+        self.problem = _under(self.problem, found, aim)
         try:
             self.shrink()
         except Infeasible:
@@ -350,14 +350,9 @@ def _largest(row: Row) -> float:
     return max((float(np.abs(v).max()) for v in (*row.nodes.values(), *row.edges.values())), default=0.0)
 
 
-def _affordable(problem: Problem) -> tuple[Step, ...]:
-    """Steps whose passes are quick: the fewer entries allowed, the more nodes are split."""
-    cap = _QUICK
-    while True:
-        steps = order(problem.sizes, problem.edges, cap=cap)
-        if work(steps, problem.sizes) <= _QUICK or cap < _SMALL:
-            return steps
-        cap /= 4
+def _effort(problem: Problem) -> float:
+    """Table entries of one exact pass."""
+    return work(order(problem.sizes, problem.edges, cap=math.inf), problem.sizes)
 
 
 def _shrunk(problem: Problem) -> tuple[Problem, list[Lift]]:
@@ -378,28 +373,14 @@ def _lifted(plan: tuple[int, ...], lifts: list[Lift]) -> tuple[int, ...]:
     return plan
 
 
-def _under(problem: Problem, steps: tuple[Step, ...], found: Beliefs, aim: float) -> Problem:
+def _under(problem: Problem, found: Totals, aim: float) -> Problem:
     """The problem with every choice and pair forbidden whose least total is `aim` or above."""
     nodes = list(problem.nodes)
-    for step, least in zip(steps, found.steps, strict=True):
-        nodes[step.node] = np.where(least < aim, nodes[step.node], np.inf)
-    edges = {pair: np.where(found.edges[pair] < aim, matrix, np.inf) for pair, matrix in problem.edges.items()}
+    for node, least in found.nodes.items():
+        nodes[node] = np.where(least < aim, nodes[node], np.inf)
+    edges = {pair: np.where(found.edges(pair) < aim, matrix, np.inf) for pair, matrix in problem.edges.items()}
     return replace(problem, nodes=tuple(nodes), edges=edges)
 
 
 def _columns(problem: Problem) -> int:
     return sum(problem.sizes) + sum(int(np.isfinite(matrix).sum()) for matrix in problem.edges.values())
-
-
-def _promising(
-    sizes: Sequence[int], steps: tuple[Step, ...], found: Beliefs, plans: list[tuple[int, ...]], few: int
-) -> list[np.ndarray]:
-    """The choices of each node with the least totals, and those of the last plans."""
-    least = [np.full(size, -math.inf) for size in sizes]
-    for step, own in zip(steps, found.steps, strict=True):
-        least[step.node] = np.maximum(least[step.node], own)
-    keeps: list[np.ndarray] = []
-    for node, line in enumerate(least):
-        best = np.argsort(line, kind="stable")[:few]
-        keeps.append(np.unique([*best.tolist(), *(plan[node] for plan in plans[-6:])]))
-    return keeps
