@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -235,13 +236,23 @@ def solve_within(
     """
     problem, timeline, limit = prepared.formulation.problem, prepared.timeline, float(prepared.limit)
     began, moments = time.perf_counter(), []
+    bound, prices, plans = -math.inf, {}, () if warm is None else (tuple(warm),)
     while True:
         left = max(1.0, time_limit_s - (time.perf_counter() - began))
         limited = _with_rows(problem, timeline, moments, limit)
         try:
             # Before any limit is known to bind, most of the time is kept for the search that meets them.
             share = left if moments else 0.4 * left
-            solution = solve(limited, time_limit_s=share, gap=gap, solver=solver, on_progress=on_progress, warm=warm)
+            solution = solve(
+                limited,
+                time_limit_s=share,
+                gap=gap,
+                solver=solver,
+                on_progress=on_progress,
+                warm=plans,
+                bound=bound,
+                prices=prices,
+            )
         except Infeasible as error:
             raise _infeasible(error, prepared) from error
         over = _overfull(timeline.profile(solution.choices), limit)
@@ -250,6 +261,9 @@ def solve_within(
         if not over or set(over) <= set(moments):
             return replace(solution, seconds=time.perf_counter() - began)
         moments = sorted({*moments, *over})
+        # With more limits no plan gets faster.
+        bound, prices = solution.bound_s, {**prices, **solution.prices}
+        plans = (solution.choices, *solution.others)
 
 
 def _with_rows(problem: Problem, timeline: Timeline, moments: Sequence[int], limit: float) -> Problem:

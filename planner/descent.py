@@ -41,15 +41,31 @@ class Descent:
         limits = np.array([row.limit for row in problem.rows])
         return cls(problem=problem, edges=edges, lines=lines, couplings=couplings, limits=limits)
 
-    def improve(self, plan: Sequence[int], sweeps: int = 8) -> tuple[int, ...]:
-        """The plan after sweeps over all nodes, until nothing moves; never worse, rows never more over."""
+    def repair(self, plan: Sequence[int], prices: np.ndarray, rounds: int = 12) -> tuple[int, ...] | None:
+        """A plan that meets every row, found from one that need not; None when growing fines do not lead to one.
+
+        `prices` are the first fines in seconds per unit of a row.
+        """
+        fines = prices
+        for _ in range(rounds):
+            plan = self.improve(plan, 3, fines)
+            if (self._totals(list(plan))[: len(self.limits)] <= self.limits).all():
+                return plan
+            fines = fines * 2.0
+        return None
+
+    def improve(self, plan: Sequence[int], sweeps: int = 8, fines: np.ndarray | None = None) -> tuple[int, ...]:
+        """The plan after sweeps over all nodes, until nothing moves; never worse, rows never more over.
+
+        With `fines`, seconds per unit of each row, rows may be over and pay.
+        """
         chosen = list(plan)
         totals = self._totals(chosen)
         movable = [i for i, costs in enumerate(self.problem.nodes) if len(costs) > 1]
         for _ in range(sweeps):
             moved = False
             for node in movable:
-                costs, change = self._options(node, chosen, totals)
+                costs, change = self._options(node, chosen, totals, fines)
                 choice = int(costs.argmin())
                 here = chosen[node]
                 if costs[choice] < costs[here] - 1e-12 * abs(costs[here]):
@@ -60,7 +76,9 @@ class Descent:
                 break
         return tuple(chosen)
 
-    def _options(self, node: int, chosen: list[int], totals: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    def _options(
+        self, node: int, chosen: list[int], totals: np.ndarray, fines: np.ndarray | None
+    ) -> tuple[np.ndarray, np.ndarray]:
         """Seconds of each choice of a node given the others, and its part of every term."""
         costs = self.problem.nodes[node].copy()
         for matrix, other in self.edges[node]:
@@ -74,6 +92,8 @@ class Descent:
             after = totals[:, None] + change - change[:, chosen[node], None]
             rows = len(self.limits)
             costs += np.maximum(after[rows:], 0.0).sum(axis=0)
+            if fines is not None:
+                return costs + fines @ np.maximum(after[:rows] - self.limits[:, None], 0.0), change
             over = np.any(after[:rows] > np.maximum(self.limits, totals[:rows])[:, None], axis=0)
             stays = np.arange(len(costs)) == chosen[node]
             costs = np.where(np.logical_and(over, ~stays), np.inf, costs)

@@ -89,7 +89,11 @@ class Stats:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Solution:
-    """The chosen plan, its seconds, and the proven least seconds any plan can have."""
+    """The chosen plan, its seconds, and the proven least seconds any plan can have.
+
+    `prices` are those at which the bound was found: seconds per unit of each row's limit, by the row's name. `others`
+    are the next best plans that were met.
+    """
 
     choices: tuple[int, ...]
     objective_s: float
@@ -98,6 +102,8 @@ class Solution:
     status: str
     seconds: float
     stats: Stats
+    prices: Mapping[str, float] = field(default_factory=dict)
+    others: tuple[tuple[int, ...], ...] = ()
 
 
 def evaluate(problem: Problem, choices: Sequence[int]) -> float:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -30,6 +30,8 @@ _QUICK = 6e7
 _COLUMNS = 400_000
 # Pairs in the first exact program, when many more could still win.
 _KERNEL = 6_000
+# Plans of another search that are made to keep new rows, and plans that a search hands on.
+_REPAIRED, _OTHERS = 3, 20
 # Relative distance to the best plan at which a choice is taken as unable to win.
 _TIE = 1e-9
 
@@ -41,9 +43,15 @@ def solve(
     gap: float = 1e-4,
     solver: str = "highs",
     on_progress: Progress | None = None,
-    warm: Sequence[int] | None = None,
+    warm: Sequence[Sequence[int]] = (),
+    bound: float = -math.inf,
+    prices: Mapping[str, float] | None = None,
 ) -> Solution:
-    """The best plan, with a proven bound; Infeasible says which limit binds and by how much."""
+    """The best plan, with a proven bound; Infeasible says which limit binds and by how much.
+
+    A search that is like another starts from what that one found: plans (`warm`), a bound that holds here too (as that
+    of the same problem with fewer rows does), and `prices` of rows.
+    """
     if solver not in ("highs", "cbc"):
         raise ValueError(f"'solver' must be 'highs' or 'cbc', got {solver!r}")
     began = time.perf_counter()
@@ -53,12 +61,13 @@ def solve(
         deadline=began + time_limit_s,
         gap=gap,
         solver=solver,
+        bound=bound,
+        prices=dict(prices or {}),
         report=on_progress or (lambda stage, objective, bound: None),
     )
     interrupted = False
     try:
-        if warm is not None:
-            search.consider(tuple(warm))
+        search.start([tuple(plan) for plan in warm])
         search.run()
     except KeyboardInterrupt:
         if search.best is None:
@@ -83,12 +92,14 @@ class _Search:
     gap: float
     solver: str
     report: Progress
+    bound: float
+    prices: dict[str, float]
     lifts: list[Lift] = field(default_factory=list)
     best: tuple[int, ...] | None = None
     upper: float = math.inf
-    bound: float = -math.inf
     floor: float = math.inf
     seen: dict[tuple[int, ...], float] = field(default_factory=dict)
+    met: dict[tuple[int, ...], float] = field(default_factory=dict)
     sweeps: int = 0
     programs: int = 0
     columns: int = 0
@@ -98,15 +109,26 @@ class _Search:
         """All stages; ends early by _Closed."""
         self.tidy()
         self.kept = sum(self.problem.sizes)
-        prices = np.zeros(0)
         for _ in range(6):
             before = sum(self.problem.sizes)
             if before == len(self.problem.sizes) or self.late():
                 break
-            prices = self.price(prices)
+            self.price()
             if sum(self.problem.sizes) > 0.8 * before:
                 break
         self.finish()
+
+    def start(self, plans: Sequence[tuple[int, ...]]) -> None:
+        """Take plans of another search; those that do not keep the rows are made to."""
+        values = [self.consider(plan) for plan in plans]
+        self.settle("warm")
+        for plan, taken in zip(plans[:_REPAIRED], values, strict=False):
+            value = evaluate(self.original, plan)
+            if math.isfinite(value) and not math.isfinite(taken):
+                fixed = Descent.of(self.problem).repair(plan, _fines(self.problem, value))
+                if fixed is not None:
+                    self.consider(fixed)
+        self.settle("warm")
 
     def tidy(self) -> None:
         """Shrink; where passes over tables would be slow, without comparing choices, which would be slow too."""
@@ -133,19 +155,20 @@ class _Search:
         if plan is not None:
             self.offer(plan)
 
-    def price(self, prices: np.ndarray) -> np.ndarray:
-        """Raise the bound by prices, find plans on the way, drop what cannot beat the best; the prices found."""
+    def price(self) -> None:
+        """Raise the bound by prices, find plans on the way, drop what cannot beat the best."""
         pricing = Pricing.of(self.problem)
-        # Folding may have dropped a term since these prices were found: then they start over.
-        start = prices * pricing.units if len(prices) == len(pricing.terms) else np.zeros(len(pricing.terms))
-        ascent = Ascent(prices=start)
+        names = [*(row.name for row in self.problem.rows), *(f"overlap {k}" for k in range(len(self.problem.overlaps)))]
+        ascent = Ascent(prices=np.array([self.prices.get(name, 0.0) for name in names]) * pricing.units)
         rounds = 16 + 6 * len(pricing.terms)
         if _effort(self.problem) > _QUICK:
             least = self.tell(pricing, ascent, rounds)
         else:
             least = self.climb(pricing, ascent, rounds)
+        self.prices |= dict(zip(names, (ascent.prices / pricing.units).tolist(), strict=True))
         self.settle("prices")
-        self.polish(self.problem, None, ascent.plans)
+        self.repair(ascent)
+        self.polish(ascent.plans)
         self.settle("plans")
         if self.best is None:
             self.blame()
@@ -153,7 +176,6 @@ class _Search:
             found = least()
             self.kernel(found)
             self.drop(found)
-        return ascent.prices / pricing.units
 
     def climb(self, pricing: Pricing, ascent: Ascent, rounds: int) -> Callable[[], Totals]:
         """Raise the bound by passes over tables."""
@@ -190,25 +212,35 @@ class _Search:
 
         return least
 
-    def polish(self, problem: Problem, lift: Lift | None, plans: list[tuple[int, ...]]) -> None:
+    def repair(self, ascent: Ascent) -> None:
+        """Where no plan met on the way keeps the rows: make the latest keep them, for growing fines."""
+        if self.best is not None or not self.problem.rows:
+            return
+        descent = Descent.of(self.problem)
+        rows = [self.prices[row.name] for row in self.problem.rows]
+        spare = (
+            0.01 * max(abs(ascent.bound), 1e-30) / np.array([max(_largest(row), 1e-30) for row in self.problem.rows])
+        )
+        fines = np.maximum(rows, spare)
+        for plan in list(dict.fromkeys(reversed(ascent.plans)))[:6]:
+            fixed = descent.repair(plan, fines)
+            if fixed is not None:
+                ascent.meet(fixed, self.offer)
+
+    def polish(self, plans: list[tuple[int, ...]]) -> None:
         """Local search from the plans met, latest first, then the best mix of them by a small exact program."""
-        descent = Descent.of(problem)
+        descent = Descent.of(self.problem)
         latest = list(dict.fromkeys(reversed(plans)))[:10]
         for plan in latest[:5]:
             better = descent.improve(plan)
-            self.offer(better if lift is None else lift(better))
+            self.offer(better)
             latest.append(better)
         if not latest or (self.best is not None and _gap(self.upper, self.bound) <= self.gap):
             return
-        keeps = [np.unique([plan[node] for plan in latest]) for node in range(len(problem.nodes))]
-        smaller, back = restrict(problem, keeps)
+        keeps = [np.unique([plan[node] for plan in latest]) for node in range(len(self.problem.nodes))]
+        smaller, back = restrict(self.problem, keeps)
         if max(smaller.sizes) > 1:
-            self.exact(
-                fold(smaller),
-                back if lift is None else lambda plan: lift(back(plan)),
-                limit_s=min(2.0, self.left()),
-                aim=None,
-            )
+            self.exact(fold(smaller), back, limit_s=min(2.0, self.left()), aim=None)
 
     def kernel(self, found: Totals) -> None:
         """The exact program over the pairs with the least totals: all others are proven to be at `aim` or above."""
@@ -300,6 +332,7 @@ class _Search:
         value = evaluate(self.original, plan)
         if not math.isfinite(value) or not within_rows(self.original, plan):
             return math.inf
+        self.met[plan] = value
         if value < self.upper:
             self.best, self.upper = plan, value
             self.report("plan", self.upper, self.bound)
@@ -339,6 +372,8 @@ class _Search:
             status=status,
             seconds=seconds,
             stats=stats,
+            others=tuple(sorted(self.met, key=self.met.__getitem__)[1:_OTHERS]),
+            prices={row.name: self.prices.get(row.name, 0.0) for row in self.original.rows},
         )
 
 
@@ -348,6 +383,11 @@ def _gap(upper: float, bound: float) -> float:
 
 def _largest(row: Row) -> float:
     return max((float(np.abs(v).max()) for v in (*row.nodes.values(), *row.edges.values())), default=0.0)
+
+
+def _fines(problem: Problem, value: float) -> np.ndarray:
+    """Small fines for rows that are over: a hundredth of the whole for the largest coefficient of each."""
+    return 0.01 * max(abs(value), 1e-30) / np.array([max(_largest(row), 1e-30) for row in problem.rows])
 
 
 def _effort(problem: Problem) -> float:

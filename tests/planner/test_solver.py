@@ -172,8 +172,8 @@ def test_infeasible_odd_cycle_names_nodes() -> None:
 
 def test_warm_plan_is_kept_when_nothing_is_better() -> None:
     problem = _two(16e9)
-    assert solve(problem, warm=(0, 0)).objective_s == 2.0
-    assert solve(problem, warm=(1, 1)).objective_s == 2.0
+    assert solve(problem, warm=[(0, 0)]).objective_s == 2.0
+    assert solve(problem, warm=[(1, 1)]).objective_s == 2.0
 
 
 def test_damaged_problems_are_refused() -> None:
