@@ -32,7 +32,8 @@ def plan_spec(
     """The plan of the model that `spec` names; `options` are those of `meshwright.plan`."""
     found = load_spec(spec, batch=global_batch, seq_len=seq_len, layers=layers)
     model, args, kwargs = found.build()
-    made = plan(model, args, kwargs, cluster=cluster, mesh=mesh, loss=found.loss, name=found.name, **options)
+    options |= {"loss": found.loss, "name": found.name, "dynamic": found.dynamic}
+    made = plan(model, args, kwargs, cluster=cluster, mesh=mesh, **options)
     origin = Origin(spec=spec, global_batch=global_batch, seq_len=seq_len, layers=layers)
     return msgspec.structs.replace(made, model=msgspec.structs.replace(made.model, origin=origin))
 
@@ -65,6 +66,7 @@ def check_spec(
     """Whether the model that `spec` names computes the same when it is split over `mesh`."""
     size = {"batch": global_batch, "seq_len": seq_len, "layers": layers}
     model, args, kwargs, outer = _built(spec, size)
+    dynamic = load_spec(spec, **size).dynamic
     build = partial(_built, spec, size) if ranks == "gloo" else None
     return check(
         model,
@@ -76,6 +78,7 @@ def check_spec(
         random=random or 0,
         seed=seed,
         build=build,
+        dynamic=dynamic,
         **options,
     )
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import copy
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -40,12 +40,14 @@ def capture(
     *,
     loss: Callable[[Any], torch.Tensor] | None = None,
     recompute: Recompute = "none",
+    again: Collection[str] | None = None,
 ) -> Captured:
     """The joint graph of one training step of `model` on inputs like `args` and `kwargs`.
 
     Tensors in `args` and `kwargs` may be real, fake or on the meta device: only shapes, dtypes and requires_grad count.
     `loss` maps the model's output to a scalar and becomes part of the graph; `recompute` says what the backward
-    computes again instead of reading what the forward saved (passes/recompute.py). Raises CaptureError, which names
+    computes again instead of reading what the forward saved (passes/recompute.py); `again` names what
+    that is where it was decided at other sizes. Raises CaptureError, which names
     the module and source line, when the model cannot be traced without changing what it computes.
     """
     entry = _Entry.of(model, tuple(args), dict(kwargs or {}), loss)
@@ -55,7 +57,7 @@ def capture(
     canonicalize(captured)
     name_nodes(captured)
     if recompute != "none":
-        repeat(captured, recompute, lambda node: block_name(captured.names.get(node, "")))
+        repeat(captured, recompute, lambda node: block_name(captured.names.get(node, "")), again)
         name_nodes(captured)
     return captured
 

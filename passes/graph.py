@@ -50,6 +50,7 @@ class Captured:
     mutations  the value a buffer or input holds after the step, by its name
     aliases    other names of a tied parameter or buffer, to the first name
     order      names of the sources by position in the captured call
+    again      names of the forward nodes that the backward computes again
     """
 
     module: fx.GraphModule
@@ -64,6 +65,7 @@ class Captured:
     order: tuple[str, ...]
     names: dict[fx.Node, str]
     backward: set[fx.Node]
+    again: frozenset[str] = frozenset()
 
     @property
     def graph(self) -> fx.Graph:

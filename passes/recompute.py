@@ -13,7 +13,7 @@ What a block hands to the next one is never recomputed, so that chains stay with
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from typing import Literal
 
 import networkx as nx
@@ -35,14 +35,23 @@ _CHEAP = {
 }  # fmt: skip
 
 
-def recompute(captured: Captured, mode: Recompute, block_of: Callable[[fx.Node], str | None]) -> None:
+def recompute(
+    captured: Captured,
+    mode: Recompute,
+    block_of: Callable[[fx.Node], str | None],
+    again: Collection[str] | None = None,
+) -> None:
     """Repeat in the backward of `captured`, in place, what `mode` computes again. `block_of` names the block of a
-    node."""
+    node; `again` are the names of the nodes to repeat, where that was decided at other sizes."""
     if mode == "none":
         return
-    again = _computed_again(captured, mode, block_of)
-    if again:
-        _repeat(captured, again)
+    if again is None:
+        nodes = _computed_again(captured, mode, block_of)
+    else:
+        nodes = {n for n in captured.ops() if n not in captured.backward and captured.names[n] in again}
+    captured.again = frozenset(captured.names[n] for n in nodes)
+    if nodes:
+        _repeat(captured, nodes)
 
 
 def _computed_again(captured: Captured, mode: Recompute, block_of: Callable[[fx.Node], str | None]) -> set[fx.Node]:

@@ -23,6 +23,7 @@ from ..plans.errors import ReplayError, RequestError
 from ..plans.layouts import Layout, shard_dim
 from ..plans.meshes import Mesh
 from ..plans.plan import Plan
+from ..plans.sizes import check_sizes
 from . import _torch
 from .capture import capture
 from .graph import Captured
@@ -162,8 +163,17 @@ _call: Callable[..., Any] = torch.compiler.disable(_run)
 class _State:
     """A parallel model's programs, one per signature of its inputs."""
 
-    def __init__(self, skeleton: nn.Module, plan: Plan, device_mesh: DeviceMesh, loss: LossFunction | None) -> None:
+    def __init__(
+        self,
+        skeleton: nn.Module,
+        plan: Plan,
+        device_mesh: DeviceMesh,
+        loss: LossFunction | None,
+        again: frozenset[str],
+        sound: Callable[[Captured], None] | None,
+    ) -> None:
         self.skeleton, self.plan, self.device_mesh, self.loss = skeleton, plan, device_mesh, loss
+        self.again, self.sound = again, sound
         self.programs: dict[tuple, Program] = {}
 
     def add(self, captured: Captured, training: bool) -> Program:
@@ -182,7 +192,10 @@ class _State:
             tuple((tuple(t.shape), t.dtype, t.requires_grad) for t in tensors),
             model.training,
         )
-        program = self.programs.get(key) or self._capture(args, kwargs, model.training)
+        program = self.programs.get(key)
+        if program is None:
+            check_sizes(self.plan, {n: tuple(t.shape) for n, t in zip(tree.names, tensors, strict=True)})
+            program = self._capture(args, kwargs, model.training)
         held = [_local(_held(model, s.name)) for s in program.sources if s.kind != "input"]
         layouts = [layout for s, layout in zip(program.sources, program.layouts, strict=True) if s.kind == "input"]
         given = [program.local(t, layout, self.device_mesh) for t, layout in zip(tensors, layouts, strict=True)]
@@ -197,10 +210,12 @@ class _State:
 
     def _capture(self, args: tuple, kwargs: dict[str, Any], training: bool) -> Program:
         self.skeleton.train(training) if self.skeleton.training != training else None
+        mode, loss = self.plan.options.recompute, self.loss
         try:
-            return self.add(
-                capture(self.skeleton, args, kwargs, loss=self.loss, recompute=self.plan.options.recompute), training
-            )
+            captured = capture(self.skeleton, args, kwargs, loss=loss, recompute=mode, again=self.again)
+            if self.sound is not None:
+                self.sound(captured)
+            return self.add(captured, training)
         except (ReplayError, RequestError) as error:
             raise ReplayError(
                 f"'inputs' must have shapes that the plan can split, got others than it was made for: {error}"
@@ -215,18 +230,20 @@ def parallelize(
     *,
     loss: LossFunction | None = None,
     in_place: bool = False,
+    sound: Callable[[Captured], None] | None = None,
 ) -> nn.Module:
     """`model` run by `plan` on `device_mesh`: a new module of the model's class, or the same one with `in_place`.
 
     Weights that are there (not on the meta device) are taken over, rank 0's on every rank: each keeps its own pieces.
-    Otherwise call `to_empty(device=...)` and initialise, or load a distributed checkpoint.
+    Otherwise call `to_empty(device=...)` and initialise, or load a distributed checkpoint. Inputs of other sizes are
+    captured when they first come; `sound` raises when the plan's layouts do not hold for that capture.
     """
     _fits_mesh(plan, device_mesh)
     memo: dict[int, Any] = {}
     for tensor in (*model.parameters(), *model.buffers()):
         memo[id(tensor)] = _on_meta(tensor)
     skeleton = copy.deepcopy(model, dict(memo))
-    state = _State(skeleton, plan, device_mesh, loss)
+    state = _State(skeleton, plan, device_mesh, loss, captured.again, sound)
     program = state.add(captured, model.training)
     placed = {s.name: layout for s, layout in zip(program.sources, program.layouts, strict=True)}
     pieces = {id(t): _placed(t, placed[n], device_mesh, program) for n, t in _tensors(model, captured) if n in placed}

@@ -5,7 +5,7 @@ Tested with torch 2.13; tests/planner/test_torch_names.py names each of them.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -15,9 +15,11 @@ from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
 from torch.distributed.tensor._op_schema import OpSchema, OpSpec, OpStrategy, RuntimeSchemaInfo, TupleStrategy
 from torch.distributed.tensor.placement_types import Partial, Placement
+from torch.export import Dim
+from torch.export.dynamic_shapes import _DerivedDim, _DimHint
 from torch.utils._pytree import tree_map_only
 
-__all__ = ["dtensor_rules", "is_aten", "overload_of", "spelled"]
+__all__ = ["dtensor_rules", "export_dim", "is_aten", "overload_of", "spelled"]
 
 # One placement per output, then one per tensor input; None where there is no tensor.
 RawRule = list["str | None"]
@@ -36,6 +38,21 @@ def overload_of(op: Any) -> str:
 def spelled(op: Any) -> str:
     """An op as its users write it: aten::add, mylib::combine."""
     return op._schema.name if isinstance(op, OpOverload) else getattr(op, "__name__", str(op))
+
+
+def export_dim(value: object) -> tuple[str, int, int | None, Callable[[int], int] | None] | str | None:
+    """What torch.export says of a dim: (name, least, most, size as a function of another dim's, if it is one), 'auto',
+    'static', or None when `value` is nothing of torch.export."""
+    if isinstance(value, _DimHint):
+        return "static" if value.type.name == "STATIC" else "auto"
+    if isinstance(value, _DerivedDim):
+        root: Any = value.root
+        return root.__name__, *_span(root), value.fn
+    return (value.__name__, *_span(value), None) if isinstance(value, Dim) else None
+
+
+def _span(dim: Any) -> tuple[int, int | None]:
+    return int(dim.min), int(dim.max) if isinstance(dim.max, int) else None
 
 
 def dtensor_rules(op: Any, args: tuple, kwargs: dict[str, Any], outputs: int, size: int) -> list[RawRule] | None:

@@ -22,6 +22,7 @@ from ..plans.errors import CaptureError, Infeasible, RequestError
 from ..plans.meshes import Mesh
 from ..plans.plan import Model, Options, Plan
 from .constraints import Constraint, Constraints
+from .dynamic import attach, dynamic_dims
 from .faithful import stands_for_all
 from .folding import CAPTURED, Blocks
 from .formulate import Formulation, formulate
@@ -99,6 +100,7 @@ def plan(
     recompute: Recompute | Literal["auto"] = "auto",
     memory_limit_bytes: int | None = None,
     replicate: Sequence[str] = (),
+    dynamic: object = None,
     time_limit_s: float = 60.0,
     gap: float = 1e-3,
     solver: str = "highs",
@@ -115,6 +117,7 @@ def plan(
     recompute             none, pointwise or block (see docs/how-it-chooses.md); auto: pointwise, and block if that
     does not fit memory_limit_bytes    per device, over the peak of the step; by default the device's memory
     replicate             ops without a sharding rule that may run whole on every device
+    dynamic               dims of inputs whose size may change, as for torch.export: {"x": {0: Dim("batch", max=64)}}
     gap, time_limit_s     when the solver may stop: the relative distance to the bound, seconds
 
     Raises RequestError (a CaptureError when the model cannot be captured as it is) or Infeasible.
@@ -122,6 +125,7 @@ def plan(
     prepared, solution = plan_draft(
         model, args, kwargs, cluster=cluster, mesh=mesh, loss=loss, constraints=constraints, optimizer=optimizer,
         compiled=compiled, recompute=recompute, memory_limit_bytes=memory_limit_bytes, replicate=replicate, name=name,
+        dynamic=dynamic,
         time_limit_s=time_limit_s, gap=gap, solver=solver, on_progress=on_progress,
     )  # fmt: skip
     return prepared.write(solution)
@@ -167,6 +171,7 @@ def draft(
     recompute: Recompute = "pointwise",
     memory_limit_bytes: int | None = None,
     replicate: Sequence[str] = (),
+    dynamic: object = None,
     name: str | None = None,
     on_progress: Progress | None = None,
     whole: bool = False,
@@ -185,7 +190,11 @@ def draft(
     passes, state = _OPTIMIZERS[optimizer]
     if on_progress is not None:
         on_progress("capture", 0.0, 0.0)
+    dims = dynamic_dims(model, args, kwargs or {}, dynamic)
     captured, blocks = _capture(model, args, kwargs or {}, loss, limits, recompute, whole=whole)
+    for call in dims.calls:
+        few = with_fewer_blocks(model, dict.fromkeys(blocks.cut, CAPTURED)) if blocks.cut else model
+        attach(captured, capture(few, *call, loss=loss, recompute=recompute, again=captured.again))
     if on_progress is not None:
         on_progress("price", 0.0, 0.0)
     formulation = formulate(
@@ -208,6 +217,7 @@ def draft(
         constraints=tuple(str(c) for c in limits.items),
         seed=None,
         replicate=tuple(replicate),
+        dynamic=dims.dims,
     )
     timeline = Timeline(formulation, state_factor=state)
     return Draft(captured, blocks, formulation, timeline, options, where, name or type(model).__name__)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -14,15 +15,28 @@ from ..passes.blocks import repeated_blocks
 from ..passes.capture import capture
 from ..passes.graph import Captured
 from ..passes.runtime import parallelize
+from ..passes.trees import flatten_call
 from ..plans.clusters import Cluster
 from ..plans.errors import MeshwrightError, ReplayError, RequestError
 from ..plans.meshes import Mesh
 from ..plans.plan import Plan
+from ..plans.sizes import check_sizes
 from .api import LossFunction, plan
+from .dynamic import at_planned_sizes, check_layouts
 from .folding import Blocks
 from .write import model_of
 
-__all__ = ["agreed", "apply", "autoparallelize", "capture_for", "check_fits", "device_mesh_for", "here", "usual_here"]
+__all__ = [
+    "agreed",
+    "apply",
+    "autoparallelize",
+    "capture_by",
+    "capture_for",
+    "check_fits",
+    "device_mesh_for",
+    "here",
+    "usual_here",
+]
 
 _TORCH_RANGE = ("2.13", "2.15")
 
@@ -45,7 +59,8 @@ def apply(
     """
     mesh = device_mesh or device_mesh_for(plan.mesh)
     captured = capture_for(plan, model, args, kwargs or {}, loss)
-    return parallelize(model, captured, plan, mesh, loss=loss, in_place=in_place)
+    sound = partial(check_layouts, plan)
+    return parallelize(model, captured, plan, mesh, loss=loss, in_place=in_place, sound=sound)
 
 
 def capture_for(
@@ -53,9 +68,21 @@ def capture_for(
 ) -> Captured:
     """The model captured as the plan wants it, once it is sure that the plan is for it."""
     _check_torch(plan)
-    captured = capture(model, args, kwargs, loss=loss, recompute=plan.options.recompute)
+    captured = capture_by(plan, model, args, kwargs, loss)
     check_fits(plan, model, captured)
     return captured
+
+
+def capture_by(
+    plan: Plan, model: nn.Module, args: Sequence[Any], kwargs: dict[str, Any], loss: LossFunction | None
+) -> Captured:
+    """The model captured to be run by `plan`: what is computed again is decided at the sizes of the plan."""
+    tensors, tree = flatten_call(args, kwargs)
+    check_sizes(plan, {name: tuple(t.shape) for name, t in zip(tree.names, tensors, strict=True)})
+    mode = plan.options.recompute
+    planned = None if mode == "none" else at_planned_sizes(plan, args, kwargs)
+    again = None if planned is None else capture(model, *planned, loss=loss, recompute=mode).again
+    return capture(model, args, kwargs, loss=loss, recompute=mode, again=again)
 
 
 def check_fits(plan: Plan, model: nn.Module, captured: Captured, blocks: Blocks | None = None) -> None:
@@ -73,8 +100,13 @@ def check_fits(plan: Plan, model: nn.Module, captured: Captured, blocks: Blocks 
     for name in inputs:
         if name not in {t.name for t in plan.inputs}:
             raise ReplayError(f"'plan' must be for this model's inputs, got one without {name}; plan again")
+    shapes = {name: tuple(source.shape) for name, source in inputs.items()}
+    check_sizes(plan, shapes)
+    if any(shapes[t.name] != t.shape for t in plan.inputs):
+        check_layouts(plan, captured)
+        return
     digest = model_of(captured, plan.model.name, blocks or Blocks(counts=repeated_blocks(model))).digest
-    if digest != plan.model.digest and all(tuple(inputs[t.name].shape) == t.shape for t in plan.inputs):
+    if digest != plan.model.digest:
         raise ReplayError(
             "'plan' must be for this model, got one for a model of another structure (fingerprint "
             f"{plan.model.digest[:12]}, "

@@ -114,10 +114,25 @@ class Strategies:
 
     def of(self, node: fx.Node, name: str = "") -> list[Strategy]:
         """Every strategy of `node`; UnsupportedOpError when its op has no rule and may not be replicated."""
-        key = op_key(node)
+        twins: tuple[fx.Node, ...] = node.meta.get("twins", ())
+        key = (op_key(node), *map(op_key, twins))
         if key not in self._strategies:
-            self._strategies[key] = self._compose(node, name)
+            found = self._compose(node, name)
+            self._strategies[key] = [s for s in found if all(self.holds(twin, s, name) for twin in twins)]
         return self._strategies[key]
+
+    def holds(self, node: fx.Node, strategy: Strategy, name: str = "") -> bool:
+        """Whether `strategy` computes what `node` computes, though perhaps of pieces that no search would look at."""
+        per_axis = []
+        for axis, parts in enumerate(self.mesh.shape):
+            outs = tuple(None if layout is None else layout[axis] for layout in strategy.outs)
+            ins = tuple(layout[axis] for layout in strategy.ins)
+            per_axis.append([r for r in self._along(node, parts, name) if (r.outs, r.ins) == (outs, ins)])
+        pairs = _paired(node, strategy)
+        return any(
+            next((r.local for r in rules if r.local), "") == strategy.local and self._sound(rules, pairs)
+            for rules in itertools.product(*per_axis)
+        )
 
     def of_tensor(self, shape: Sequence[int], *, partial: bool = False) -> list[Layout]:
         """Every layout in which a parameter, buffer or input of `shape` (elements) can be held."""
@@ -129,38 +144,32 @@ class Strategies:
 
     def _compose(self, node: fx.Node, name: str) -> list[Strategy]:
         per_axis = [self._along(node, parts, name) for parts in self.mesh.shape]
-        shapes = [None if v is None else tuple(v.shape) for v in values_of(node)]
-        boolean = [v is not None and v.dtype == torch.bool for v in values_of(node)]
-        in_shapes = [tuple(value_of(n).shape) for n in tensor_args(node)]
-        found: dict[tuple, Strategy] = {}
+        inputs = range(len(tensor_args(node)))
+        found: dict[Strategy, None] = {}
         for rules in itertools.product(*per_axis):
             outs = tuple(_across(placements) for placements in zip(*(r.outs for r in rules), strict=True))
-            ins = tuple(tuple(r.ins[i] for r in rules) for i in range(len(in_shapes)))
-            if not self._holds(rules, outs, ins, shapes, in_shapes, boolean):
-                continue
-            local = next((r.local for r in rules if r.local), "")
-            found.setdefault((outs, ins, local), Strategy(outs, ins, local))
-        return list(found.values())
+            ins = tuple(tuple(r.ins[i] for r in rules) for i in inputs)
+            strategy = Strategy(outs, ins, next((r.local for r in rules if r.local), ""))
+            pairs = _paired(node, strategy)
+            if self._searched(pairs) and self._sound(rules, pairs):
+                found.setdefault(strategy)
+        return list(found)
 
-    def _holds(
-        self, rules: Sequence[Rule], outs: Any, ins: Any, shapes: Any, in_shapes: Any, boolean: Sequence[bool]
-    ) -> bool:
-        """Whether a choice of one rule per axis makes sense: one kind of reduction, one special local program, and even
-        or filled pieces where a rule needs them."""
+    def _searched(self, pairs: Sequence[tuple[Layout, torch.Tensor]]) -> bool:
+        """Whether the search looks at every tensor in its layout."""
         mesh = self.mesh.shape
-        pairs = [*zip(outs, shapes, strict=True), *zip(ins, in_shapes, strict=True)]
-        for layout, shape in pairs:
-            if layout is None:
-                continue
-            if len({p for p in layout if is_partial(p)}) > 1:
+        return all(shardable(v.shape, layout, mesh, wide=tuple(v.shape) in self.wide) for layout, v in pairs)
+
+    def _sound(self, rules: Sequence[Rule], pairs: Sequence[tuple[Layout, torch.Tensor]]) -> bool:
+        """Whether a choice of one rule per axis makes sense: one kind of reduction, one special local program, and even
+        or filled pieces where a rule needs them. `pairs` are the layouts that it gives to tensors."""
+        for layout, value in pairs:
+            pending = {p for p in layout if is_partial(p)}
+            if len(pending) > 1 or (pending and value.dtype == torch.bool):
                 return False
-            if not shardable(shape, layout, mesh, wide=tuple(shape) in self.wide):
-                return False
-        if any(b and layout and any(map(is_partial, layout)) for b, layout in zip(boolean, outs, strict=True)):
-            return False
         if len({r.local for r in rules if r.local}) > 1:
             return False
-        return all(self._cut_well(layout, shape, rules) for layout, shape in pairs if layout is not None)
+        return all(self._cut_well(layout, value.shape, rules) for layout, value in pairs)
 
     def _cut_well(self, layout: Layout, shape: Sequence[int], rules: Sequence[Rule]) -> bool:
         """Whether pieces of a dim split under an `even` rule are equal, and those under a `filled` one not empty."""
@@ -248,6 +257,13 @@ def _dtensor(node: fx.Node, parts: int) -> list[Rule] | None:
         if count + len(ins) == len(row):
             rules.append(Rule(tuple(row[:count]), ins))
     return rules
+
+
+def _paired(node: fx.Node, strategy: Strategy) -> list[tuple[Layout, torch.Tensor]]:
+    """The layouts of a strategy with the tensors that they are for."""
+    values = (*values_of(node), *(value_of(n) for n in tensor_args(node)))
+    layouts = (*strategy.outs, *strategy.ins)
+    return [(o, v) for o, v in zip(layouts, values, strict=True) if o is not None and v is not None]
 
 
 def _across(placements: Sequence[Placement | None]) -> Layout | None:

@@ -10,7 +10,6 @@ from typing import Any
 import torch
 from torch import nn
 
-from ..passes.capture import capture
 from ..passes.graph import Captured
 from ..passes.lookup import PlanLookup
 from ..passes.recompute import Recompute
@@ -19,7 +18,7 @@ from ..plans.errors import ReplayError, RequestError
 from ..plans.meshes import Mesh
 from ..plans.plan import Plan
 from .api import Draft, draft, plan_draft
-from .apply import capture_for
+from .apply import capture_by, capture_for
 from .check import CheckReport, Record, check_plan, compare, default_loss, in_float64, tolerance_of, train
 from .gloo import Build, train_on_gloo
 from .problem import Solution, Stats, evaluate
@@ -114,7 +113,7 @@ class _Given:
         """The capture that `plan` runs."""
         mode = plan.options.recompute
         if mode not in self.captures:
-            self.captures[mode] = capture(self.model, self.args, self.kwargs, loss=loss, recompute=mode)
+            self.captures[mode] = capture_by(plan, self.model, self.args, self.kwargs, loss)
         return self.captures[mode]
 
 

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Block",
+    "DynamicDim",
     "Edge",
     "Memory",
     "Model",
@@ -118,6 +119,21 @@ class Node(_Record, frozen=True, kw_only=True):
     count: Annotated[int, Meta(ge=1, le=2**32)]
 
 
+class DynamicDim(_Record, frozen=True, kw_only=True):
+    """A dim of an input whose size may change from step to step, from `smallest` to `largest` (None: without end)."""
+
+    input: Name
+    dim: Annotated[int, Meta(ge=0, le=63)]
+    symbol: Name
+    smallest: Count
+    largest: Count | None
+
+    @property
+    def span(self) -> str:
+        """The range in words."""
+        return f"{self.symbol} from {self.smallest}" + (f" to {self.largest}" if self.largest is not None else " up")
+
+
 class Options(_Record, frozen=True, kw_only=True):
     """What the user asked for; `recompute` says what the backward computes again instead of reading it from memory,
     `prefetch` that parameters are gathered one gather ahead of their use."""
@@ -130,6 +146,7 @@ class Options(_Record, frozen=True, kw_only=True):
     constraints: Annotated[tuple[Text, ...], Meta(max_length=4096)]
     seed: Annotated[int, Meta(ge=0, le=2**62)] | None
     replicate: Annotated[tuple[Text, ...], Meta(max_length=4096)] = ()
+    dynamic: Annotated[tuple[DynamicDim, ...], Meta(max_length=4096)] = ()
 
 
 class Memory(_Record, frozen=True, kw_only=True):

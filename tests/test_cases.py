@@ -143,7 +143,8 @@ def planned(case: ModuleType, mesh: tuple[int, ...], **options: Any) -> Plan:
     """The plan of a case's own model. The loss stays outside, as for a user who applies it to the output."""
     model, args, kwargs = case.build()
     grid = Mesh.of(mesh)
-    return meshwright.plan(model, args, kwargs, cluster=usual_cluster(grid), mesh=grid, **limits_of(case), **options)
+    options |= {"cluster": usual_cluster(grid), "mesh": grid, "dynamic": getattr(case, "DYNAMIC", None)}
+    return meshwright.plan(model, args, kwargs, **limits_of(case), **options)
 
 
 @pytest.mark.parametrize("name", having("RUNTIME_SHAPES"))
