@@ -55,11 +55,14 @@ class _Declared:
 def dynamic_dims(model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any], dynamic: object) -> Dims:
     """What `dynamic` declares of the call of `model`; RequestError when it is no declaration for it.
 
-    A dim is a torch.export.Dim (or twice one, or Dim.AUTO), a name, or (min, max); dims of one name have one size.
+    `dynamic` may also be what a plan records. A dim is a torch.export.Dim (or twice one, or Dim.AUTO), a name, or (min, max); dims of one name have one size.
     """
     tensors, tree = flatten_call(args, kwargs)
     shapes = {name: tuple(tensor.shape) for name, tensor in zip(tree.names, tensors, strict=True)}
-    declared = [] if dynamic is None else list(_declared(_by_path(model, args, kwargs, dynamic), shapes))
+    if isinstance(dynamic, tuple) and any(isinstance(d, DynamicDim) for d in dynamic):
+        declared = [_of_plan(d) for d in dynamic]
+    else:
+        declared = [] if dynamic is None else list(_declared(_by_path(model, args, kwargs, dynamic), shapes))
     found = tuple(
         DynamicDim(
             input=d.input,
@@ -79,6 +82,12 @@ def dynamic_dims(model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any
             )
     calls = [_call(tensors, tree, _sizes(declared, values)) for values in _other_values(declared, shapes)]
     return Dims(dims=found, calls=tuple(calls))
+
+
+def _of_plan(d: DynamicDim) -> _Declared:
+    """A dim as a plan records it: of dims of one symbol, the multiples are lost."""
+    symbol = f"{d.input}.{d.dim}"
+    return _Declared(input=d.input, dim=d.dim, symbol=d.symbol, least=d.smallest, most=d.largest, of=_same)
 
 
 def _by_path(model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any], dynamic: object) -> dict[str, Any]:
@@ -219,7 +228,7 @@ def at_planned_sizes(plan: Plan, args: Sequence[Any], kwargs: Mapping[str, Any])
 
 def check_layouts(plan: Plan, captured: Captured) -> None:
     """ReplayError when `plan` was made for other sizes than those of `captured` and a layout does not hold at these."""
-    lookup, catalogue = PlanLookup(plan), Strategies(plan.mesh)
+    lookup, catalogue = PlanLookup(plan), Strategies(plan.mesh, replicate=plan.options.replicate)
     whole = ("R",) * plan.mesh.ndim
     for node in captured.ops():
         if op_name(node) == "getitem":

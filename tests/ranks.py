@@ -213,6 +213,24 @@ def saved(size: int, folder: Path) -> Results:
         yield f"pieces {name}", everywhere
 
 
+def resized(size: int, folder: Path) -> Results:
+    """Inputs of other sizes, by a plan with a dynamic dim: captured once each, nothing is solved."""
+    model, args, kwargs = in_float64(*gain())
+    options: dict[str, Any] = {"mesh": str(size), "constraints": ["args.0 = S(0)", "gain = S(0)"], **QUICK}
+    parallel = meshwright.autoparallelize(model, args, kwargs, dynamic={"x": {0: (2, 16)}}, **options)
+    plan = parallel.plan
+    for rows in (4, 3, 7, 2, 3):
+        x = torch.randn(rows, 8, dtype=torch.float64, generator=torch.Generator().manual_seed(rows))
+        found = []
+        for each in (model, parallel):
+            each.zero_grad()
+            each(x).square().mean().backward()
+            found.append({n: whole(p.grad) for n, p in each.named_parameters()})
+        yield f"gradients {rows}", gap(*found)
+    yield "same plan", parallel.plan is plan
+    yield "too many", message(lambda: parallel(torch.randn(17, 8, dtype=torch.float64)))
+
+
 def trained(
     model: nn.Module, args: tuple, kwargs: dict[str, Any], optimizer: torch.optim.Optimizer | None = None
 ) -> tuple[dict[str, torch.Tensor], torch.optim.Optimizer]:
@@ -224,7 +242,7 @@ def trained(
     return {n: whole(p).detach().clone() for n, p in model.named_parameters()}, optimizer
 
 
-JOBS = {job.__name__: job for job in (eager, lazily, compiled, clipped, accumulated, saved)}
+JOBS = {job.__name__: job for job in (eager, lazily, compiled, clipped, accumulated, saved, resized)}
 
 
 def main() -> None:

@@ -57,6 +57,7 @@ def plan() -> Plan:
             memory_limit_bytes=None,
             constraints=(),
             seed=None,
+            dynamic=(),
         ),
         predicted=Predicted(
             step_time_s=2.0,

@@ -45,7 +45,7 @@ def on_ranks(jobs: str, size: int, folder: Path) -> dict[str, dict[str, Any]]:
 @pytest.fixture(scope="module")
 def two(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
     """All quick jobs on two ranks, in one process group."""
-    return on_ranks("eager,lazily,clipped,accumulated,saved", 2, tmp_path_factory.mktemp("two"))
+    return on_ranks("eager,lazily,clipped,accumulated,saved,resized", 2, tmp_path_factory.mktemp("two"))
 
 
 def numbers(found: dict[str, Any], *, starting: str = "") -> list[float]:
@@ -107,6 +107,12 @@ def checkpoint(found: dict[str, Any]) -> None:
     assert max(numbers(found, starting="loaded") + numbers(found, starting="one more step")) == 0.0
     for case in ("006", "143"):
         assert any(pieces != found[f"pieces {case}"][0] for pieces in found[f"pieces {case}"])
+
+
+def test_inputs_of_other_sizes_run_by_the_same_plan(two: dict[str, dict[str, Any]]) -> None:
+    found = two["resized"]
+    assert max(numbers(found)) < TOLERANCE and found["same plan"]
+    assert "planned range of dim 0 of args.0" in found["too many"]
 
 
 @pytest.mark.slow

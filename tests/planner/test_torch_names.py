@@ -25,6 +25,8 @@ NAMES = [
     "torch.distributed.tensor._op_schema.OpStrategy",
     "torch.distributed.tensor._op_schema.RuntimeSchemaInfo",
     "torch.distributed.tensor._op_schema.TupleStrategy",
+    "torch.export.dynamic_shapes._DerivedDim",
+    "torch.export.dynamic_shapes._DimHint",
     "torch.utils._pytree.tree_map_only",
 ]
 aten = torch.ops.aten

@@ -47,6 +47,7 @@ def sample_plan() -> Plan:
             memory_limit_bytes=None,
             constraints=("embed: tp",),
             seed=0,
+            dynamic=(DynamicDim(input="args.0", dim=0, symbol="batch", smallest=2, largest=None),),
         ),
         predicted=_predicted(),
         solver=Solver(status="optimal", objective_s=0.9, bound_s=0.9, gap=0.0, seconds=1.5, choices=321),
