@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import inspect
 import itertools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -40,54 +40,27 @@ class Dims:
     calls: tuple[tuple[tuple, dict[str, Any]], ...]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Declared:
-    """One dim of one input: its size is `of` the size of `symbol`, which lies between `least` and `most`."""
-
-    input: str
-    dim: int
-    symbol: str
-    least: int
-    most: int | None
-    of: Callable[[int], int]
-
-
 def dynamic_dims(model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any], dynamic: object) -> Dims:
     """What `dynamic` declares of the call of `model`; RequestError when it is no declaration for it.
 
-    `dynamic` may also be what a plan records. A dim is a torch.export.Dim (or twice one, or Dim.AUTO), a name, or (min, max); dims of one name have one size.
+    `dynamic` may also be what a plan records. A dim is a torch.export.Dim (or twice one, or Dim.AUTO), a name, or
+    (min, max); dims of one name have one size.
     """
     tensors, tree = flatten_call(args, kwargs)
     shapes = {name: tuple(tensor.shape) for name, tensor in zip(tree.names, tensors, strict=True)}
-    if isinstance(dynamic, tuple) and any(isinstance(d, DynamicDim) for d in dynamic):
-        declared = [_of_plan(d) for d in dynamic]
+    if isinstance(dynamic, tuple) and all(isinstance(d, DynamicDim) for d in dynamic):
+        found: tuple[DynamicDim, ...] = dynamic
     else:
-        declared = [] if dynamic is None else list(_declared(_by_path(model, args, kwargs, dynamic), shapes))
-    found = tuple(
-        DynamicDim(
-            input=d.input,
-            dim=d.dim,
-            symbol=d.symbol,
-            smallest=d.of(d.least),
-            largest=None if d.most is None else d.of(d.most),
-        )
-        for d in declared
-    )
+        found = () if dynamic is None else tuple(_declared(_by_path(model, args, kwargs, dynamic), shapes))
     for dim in found:
         size = shapes[dim.input][dim.dim]
-        if size < dim.smallest or (dim.largest is not None and size > dim.largest):
+        if not dim.takes(size):
             raise RequestError(
                 f"'dynamic' must hold the size that is planned, got {size} for dim {dim.dim} of {dim.input}, declared "
                 f"{dim.span}; widen the range or plan another size"
             )
-    calls = [_call(tensors, tree, _sizes(declared, values)) for values in _other_values(declared, shapes)]
+    calls = [_call(tensors, tree, sizes) for sizes in _other_sizes(found, shapes)]
     return Dims(dims=found, calls=tuple(calls))
-
-
-def _of_plan(d: DynamicDim) -> _Declared:
-    """A dim as a plan records it: of dims of one symbol, the multiples are lost."""
-    symbol = f"{d.input}.{d.dim}"
-    return _Declared(input=d.input, dim=d.dim, symbol=d.symbol, least=d.smallest, most=d.largest, of=_same)
 
 
 def _by_path(model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any], dynamic: object) -> dict[str, Any]:
@@ -113,7 +86,7 @@ def _by_path(model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any], d
     return found
 
 
-def _declared(tree: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]]) -> Iterator[_Declared]:
+def _declared(tree: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]]) -> Iterator[DynamicDim]:
     for path, declaration in tree.items():
         if declaration is None:
             continue
@@ -131,8 +104,9 @@ def _declared(tree: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]]) ->
                 yield entry
 
 
-def _dim(path: str, dim: int, size: Any) -> _Declared | None:
-    symbol, least, most, of = f"{path}.{dim}", _LEAST, None, _same
+def _dim(path: str, dim: int, size: Any) -> DynamicDim | None:
+    symbol, least, most = f"{path}.{dim}", _LEAST, None
+    factor, more = 1, 0
     found = _torch.export_dim(size)
     if size is None or found == "static":
         return None
@@ -141,8 +115,10 @@ def _dim(path: str, dim: int, size: Any) -> _Declared | None:
     elif isinstance(size, (tuple, list)) and len(size) == 2 and all(isinstance(n, int) for n in size):
         least, most = size
     elif isinstance(found, tuple):
-        name, least, most, factor = found
-        symbol, of = name or symbol, factor or _same
+        symbol, least, most, function = found
+        if function is not None:
+            more = function(0)
+            factor = function(1) - more
     elif found != "auto":
         raise RequestError(f"'dynamic' must give a Dim, a name or (min, max) for a dim, got {size!r}; {_FORM}")
     least = max(least, _LEAST)
@@ -150,44 +126,46 @@ def _dim(path: str, dim: int, size: Any) -> _Declared | None:
         raise RequestError(
             f"'dynamic' must give ranges from {_LEAST} up, got {least} to {most} for dim {dim} of {path}"
         )
-    return _Declared(input=path, dim=dim, symbol=symbol, least=least, most=most, of=of)
+    return DynamicDim(
+        input=path,
+        dim=dim,
+        symbol=symbol,
+        smallest=least * factor + more,
+        largest=None if most is None else most * factor + more,
+        step=factor,
+    )
 
 
-def _same(size: int) -> int:
-    return size
+def _other_sizes(dims: Sequence[DynamicDim], shapes: Mapping[str, tuple[int, ...]]) -> list[dict[tuple[str, int], int]]:
+    """Sizes to look at beside the planned ones: odd and unlike any other size, and the smallest.
 
-
-def _other_values(declared: Sequence[_Declared], shapes: Mapping[str, tuple[int, ...]]) -> list[dict[str, int]]:
-    """Values of the symbols to look at beside the planned ones: odd and unlike any other size, and the smallest."""
-    ranges: dict[str, tuple[int, int | None]] = {}
-    for d in declared:
-        least, most = ranges.get(d.symbol, (d.least, d.most))
-        most = d.most if most is None else most if d.most is None else min(most, d.most)
-        ranges[d.symbol] = max(least, d.least), most
-    now = {d.symbol: value for d in declared if (value := _value(d, shapes)) is not None}
+    Dims of one symbol are the same number of steps above their smallest sizes.
+    """
+    groups: dict[str, list[DynamicDim]] = {}
+    for dim in dims:
+        groups.setdefault(dim.symbol, []).append(dim)
     taken = {n for shape in shapes.values() for n in shape}
-    odd: dict[str, int] = {}
-    for symbol, (least, most) in ranges.items():
-        within = range(least, min(most or least + 4096, least + 4096) + 1)
-        unlike = (n for n in within if n not in taken and _is_prime(n) and n > 2)
-        odd[symbol] = next(unlike, within[-1])
-        taken.add(odd[symbol])
-    found = [odd, {symbol: least for symbol, (least, _) in ranges.items()}]
-    return [values for i, values in enumerate(found) if values and values != now and values not in found[:i]]
+    odd: dict[tuple[str, int], int] = {}
+    for group in groups.values():
+        ends = [(d.largest - d.smallest) // d.step for d in group if d.largest is not None]
+        steps = range(min([*ends, 4096]) + 1)
+        good = (k for k in steps if all(_is_odd(d.smallest + k * d.step, d.step, taken) for d in group))
+        chosen = next(good, steps[-1])
+        odd |= {(d.input, d.dim): d.smallest + chosen * d.step for d in group}
+        taken |= set(odd.values())
+    least = {(d.input, d.dim): d.smallest for d in dims}
+    now = {(d.input, d.dim): shapes[d.input][d.dim] for d in dims}
+    return [sizes for i, sizes in enumerate((odd, least)) if dims and sizes != now and (i == 0 or sizes != odd)]
 
 
-def _value(declared: _Declared, shapes: Mapping[str, tuple[int, ...]]) -> int | None:
-    """The value of the symbol in the planned call."""
-    size = shapes[declared.input][declared.dim]
-    return next((n for n in range(size + 1) if declared.of(n) == size), None)
+def _is_odd(size: int, step: int, taken: Collection[int]) -> bool:
+    """Whether no axis splits `size` evenly, as far as a multiple of `step` allows, and no other dim has it."""
+    times, rest = divmod(size, step)
+    return size not in taken and (rest != 0 or _is_prime(times)) and times > 2
 
 
 def _is_prime(n: int) -> bool:
     return n > 1 and all(n % d for d in itertools.takewhile(lambda d: d * d <= n, itertools.count(2)))
-
-
-def _sizes(declared: Sequence[_Declared], values: Mapping[str, int]) -> dict[tuple[str, int], int]:
-    return {(d.input, d.dim): d.of(values[d.symbol]) for d in declared}
 
 
 def _call(tensors: Sequence[torch.Tensor], tree: Any, sizes: Mapping[tuple[str, int], int]) -> tuple[tuple, dict]:

@@ -105,6 +105,7 @@ def reopen(
         recompute=options.recompute,
         memory_limit_bytes=options.memory_limit_bytes,
         replicate=options.replicate,
+        dynamic=options.dynamic,
         name=plan.model.name,
         held=False,
     )

@@ -120,18 +120,31 @@ class Node(_Record, frozen=True, kw_only=True):
 
 
 class DynamicDim(_Record, frozen=True, kw_only=True):
-    """A dim of an input whose size may change from step to step, from `smallest` to `largest` (None: without end)."""
+    """A dim of an input whose size may change between training steps, from `smallest` to `largest` (None: without end)
+    by multiples of `step`. Dims of one `symbol` change together."""
 
     input: Name
     dim: Annotated[int, Meta(ge=0, le=63)]
     symbol: Name
     smallest: Count
     largest: Count | None
+    step: Annotated[int, Meta(ge=1, le=2**48)]
+
+    def takes(self, size: int) -> bool:
+        """Whether the dim may have `size` elements."""
+        return (
+            self.smallest <= size
+            and (self.largest is None or size <= self.largest)
+            and (size - self.smallest) % self.step == 0
+        )
 
     @property
     def span(self) -> str:
         """The range in words."""
-        return f"{self.symbol} from {self.smallest}" + (f" to {self.largest}" if self.largest is not None else " up")
+        return f"{self.symbol} from {self.smallest}" + (
+            (f" to {self.largest}" if self.largest is not None else " up")
+            + (f" by {self.step}" if self.step > 1 else "")
+        )
 
 
 class Options(_Record, frozen=True, kw_only=True):

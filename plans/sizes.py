@@ -33,7 +33,7 @@ def check_sizes(plan: Plan, shapes: Mapping[str, tuple[int, ...]]) -> None:
                         "dynamic and plan again"
                     )
                 continue
-            if size < declared.smallest or (declared.largest is not None and size > declared.largest):
+            if not declared.takes(size):
                 raise ReplayError(
                     f"'inputs' must stay in the planned range of {where}, {declared.span}, got {size}; widen the range "
                     "and plan again"

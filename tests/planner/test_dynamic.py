@@ -12,6 +12,7 @@ from torch.export import Dim
 import meshwright
 from meshwright import Plan
 from meshwright.planner.api import draft
+from meshwright.planner.dynamic import dynamic_dims
 from meshwright.planner.verify import random_plan, usual_cluster
 from meshwright.plans.errors import CaptureError, ReplayError, RequestError
 from meshwright.plans.meshes import Mesh
@@ -131,10 +132,22 @@ def test_dims_are_declared_in_several_ways() -> None:
     ways = [
         {"x": {0: "b"}},
         {"x": ("b", None)},
-        ({0: (2, None)},),
+        ({0: (2, 9)},),
         {"args.0": {-3: Dim.AUTO}},
         {"x": {0: 2 * Dim("h")}},
     ]
-    for dynamic in ways[:2] + ways[3:]:
-        found = draft(*call(4, 8), cluster="cpu:1", dynamic=dynamic).options.dynamic
-        assert [(d.input, d.dim) for d in found] == [("args.0", 0)]
+    for dynamic in ways:
+        found = dynamic_dims(*call(4, 8), dynamic)
+        assert [(d.input, d.dim) for d in found.dims] == [("args.0", 0)]
+        assert dynamic_dims(*call(4, 8), found.dims).dims == found.dims
+    assert found.dims[0].span == "h from 4 up by 2" and not found.dims[0].takes(7)
+
+
+def test_other_sizes_are_odd_and_the_smallest() -> None:
+    def sizes(dynamic: object) -> list[list[int]]:
+        return [list(args[0].shape) for args, _ in dynamic_dims(*call(4, 8), dynamic).calls]
+
+    assert sizes(DIMS) == [[3, 5, 12], [2, 3, 12]]
+    assert sizes({"x": {0: (4, 4)}}) == []
+    assert sizes({"x": {0: (3, 4)}}) == [[3, 8, 12]]
+    assert sizes({"x": {0: 2 * Dim("h")}}) == [[6, 8, 12]]

@@ -19,6 +19,7 @@ from meshwright.plans import (
     Solver,
     Tensor,
 )
+from meshwright.plans.plan import DynamicDim
 
 
 @pytest.fixture
@@ -47,7 +48,7 @@ def sample_plan() -> Plan:
             memory_limit_bytes=None,
             constraints=("embed: tp",),
             seed=0,
-            dynamic=(DynamicDim(input="args.0", dim=0, symbol="batch", smallest=2, largest=None),),
+            dynamic=(DynamicDim(input="args.0", dim=0, symbol="batch", smallest=2, largest=None, step=1),),
         ),
         predicted=_predicted(),
         solver=Solver(status="optimal", objective_s=0.9, bound_s=0.9, gap=0.0, seconds=1.5, choices=321),
