@@ -16,6 +16,7 @@ import click
 
 from .cli_explain import explain_command
 from .cli_output import Usage, diff_object, held_stdout, plan_object, put_json, put_text
+from .cli_simulate import simulate_command
 from .plans import VERSION, CheckError, Cluster, Infeasible, Mesh, MeshwrightError, Plan, RequestError
 from .validate_command import validate_command
 
@@ -94,6 +95,9 @@ def _model_options(command: Any) -> Any:
     ):
         command = option(command)
     return command
+
+
+app.add_command(simulate_command)
 
 
 @app.command("plan")

@@ -1,13 +1,20 @@
-"""What to do: strategies, prices of a whole program, the exact search, plans, and running and checking them."""
+"""What to do: strategies, prices of a whole program, the exact search, plans, and running and checking them.
+
+The names load their modules when they are first used, so that `planner.pipeline` and `planner.zoo` take no torch.
+"""
 
 from __future__ import annotations
 
-from .api import Draft, draft, plan, plan_draft, solve_within
-from .apply import autoparallelize
-from .constraints import Constraint
-from .problem import Overlap, Problem, Row, Solution, evaluate
-from .sampling import sample
-from .solver import solve
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from .api import Draft, draft, plan, plan_draft, solve_within
+    from .apply import autoparallelize
+    from .constraints import Constraint
+    from .problem import Overlap, Problem, Row, Solution, evaluate
+    from .sampling import sample
+    from .solver import solve
 
 __all__ = [
     "Constraint",
@@ -25,3 +32,21 @@ __all__ = [
     "solve",
     "solve_within",
 ]
+
+_MODULES = {
+    "api": ("Draft", "draft", "plan", "plan_draft", "solve_within"),
+    "apply": ("autoparallelize",),
+    "constraints": ("Constraint",),
+    "problem": ("Overlap", "Problem", "Row", "Solution", "evaluate"),
+    "sampling": ("sample",),
+    "solver": ("solve",),
+}
+_MODULE_OF = {name: module for module, names in _MODULES.items() for name in names}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _MODULE_OF:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(importlib.import_module(f".{_MODULE_OF[name]}", __name__), name)
+    globals()[name] = value
+    return value

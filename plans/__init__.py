@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from .actions import Action, TimedAction, parse_action
 from .clusters import Cluster, Link
 from .diff import Change, Diff, Figure
 from .errors import (
@@ -45,11 +46,14 @@ from .plan import (
     Tensor,
     plan_schema,
 )
+from .schedule_pictures import schedule_svg, schedule_text, schedule_trace
+from .schedules import Schedule
 from .steps import Step, parse_step
 from .version import VERSION
 
 __all__ = [
     "Alternative",
+    "Action",
     "Block",
     "CaptureError",
     "Change",
@@ -79,9 +83,11 @@ __all__ = [
     "REPLICATE",
     "ReplayError",
     "RequestError",
+    "Schedule",
     "Solver",
     "Step",
     "Tensor",
+    "TimedAction",
     "UnsupportedOpError",
     "VERSION",
     "chunk_sizes",
@@ -89,10 +95,14 @@ __all__ = [
     "is_partial",
     "local_range",
     "local_shape",
+    "parse_action",
     "parse_layout",
     "parse_placement",
     "parse_step",
     "plan_schema",
+    "schedule_svg",
+    "schedule_text",
+    "schedule_trace",
     "shard",
     "shard_dim",
 ]

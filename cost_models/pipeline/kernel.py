@@ -1,0 +1,136 @@
+"""The compiled inner loop of the simulator: the orders of all ranks as one array of codes, evaluated as soon as
+possible.
+
+A code is kind * stages + stage with the kinds below; micro-batches are not written, since each stage does each kind in
+order. `first[rank]` to `first[rank + 1]` are the codes of a rank. Scratch is handed in: to allocate it inside would
+cost more compile time than all the rest.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numba
+import numpy as np
+
+__all__ = ["CODE_KINDS", "Scratch", "compiled", "evaluate"]
+
+CODE_KINDS = ("F", "I", "W", "B")
+
+
+def compiled(function: Any) -> Any:
+    """`function`, compiled at its first call; kept beside its file where that can be written to."""
+    try:
+        return numba.njit(cache=True, error_model="numpy")(function)
+    except RuntimeError:
+        # Nowhere to keep it (a read-only or packed installation): it is compiled in each process.
+        return numba.njit(error_model="numpy")(function)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scratch:
+    """Working space of `evaluate`: by rank, by stage, and by stage and micro-batch."""
+
+    at: np.ndarray
+    queue: np.ndarray
+    queued: np.ndarray
+    free: np.ndarray
+    counts: np.ndarray
+    ends: np.ndarray
+
+    @classmethod
+    def of(cls, ranks: int, stages: int, microbatches: int) -> Scratch:
+        """Working space for a problem of this size."""
+        return cls(
+            at=np.zeros(ranks, np.int64),
+            queue=np.zeros(ranks, np.int64),
+            queued=np.zeros(ranks, np.int64),
+            free=np.zeros(ranks),
+            counts=np.zeros(2 * stages, np.int64),
+            ends=np.zeros(2 * stages * microbatches),
+        )
+
+    def parts(self) -> tuple[np.ndarray, ...]:
+        """The arrays in the order in which `evaluate` takes them."""
+        return self.at, self.queue, self.queued, self.free, self.counts, self.ends
+
+
+@compiled
+def evaluate(
+    word: np.ndarray,
+    first: np.ndarray,
+    place: np.ndarray,
+    duration: np.ndarray,
+    lag_forward: np.ndarray,
+    lag_backward: np.ndarray,
+    microbatches: int,
+    start: np.ndarray,
+    at: np.ndarray,
+    queue: np.ndarray,
+    queued: np.ndarray,
+    free: np.ndarray,
+    counts: np.ndarray,
+    ends: np.ndarray,
+) -> bool:
+    """Write the start of every code into `start`; False if the ranks stand still.
+
+    duration: by code. lag_forward[s], lag_backward[s]: from the end of the neighbour's action to stage s. The rest is
+    `Scratch`; afterwards `free` holds the end of each rank.
+    """
+    stages = place.shape[0]
+    ranks = first.shape[0] - 1
+    for rank in range(ranks):
+        at[rank] = first[rank]
+        free[rank] = 0.0
+        queue[rank] = ranks - 1 - rank
+        queued[rank] = 1
+    for stage in range(2 * stages):
+        counts[stage] = 0
+    waiting = ranks
+    left = word.shape[0]
+    while waiting:
+        waiting -= 1
+        rank = queue[waiting]
+        queued[rank] = 0
+        position = at[rank]
+        now = free[rank]
+        while position < first[rank + 1]:
+            code = word[position]
+            kind = code // stages
+            stage = code - kind * stages
+            if kind == 2:
+                start[position] = now
+                now += duration[code]
+                position += 1
+                continue
+            # Stages go up for F; backwards actions are counted behind them and go down.
+            base = 0 if kind == 0 else stages
+            lane = base + stage
+            index = counts[lane]
+            source = lane - 1 if kind == 0 else lane + 1
+            target = lane + 1 if kind == 0 else lane - 1
+            if (kind == 0 and stage > 0) or (kind != 0 and stage + 1 < stages):
+                if counts[source] <= index:
+                    break
+                lag = lag_forward[stage] if kind == 0 else lag_backward[stage]
+                ready = ends[source * microbatches + index] + lag
+                if ready > now:
+                    now = ready
+            elif kind != 0 and counts[stage] <= index:
+                break
+            start[position] = now
+            now += duration[code]
+            ends[lane * microbatches + index] = now
+            counts[lane] = index + 1
+            if base <= target < base + stages:
+                other = place[target - base]
+                if other != rank and queued[other] == 0:
+                    queued[other] = 1
+                    queue[waiting] = other
+                    waiting += 1
+            position += 1
+        left -= position - at[rank]
+        at[rank] = position
+        free[rank] = now
+    return left == 0

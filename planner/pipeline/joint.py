@@ -1,0 +1,304 @@
+"""Partition, placement and schedule of a layer profile, searched together and anytime."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from ...cost_models.pipeline import simulate
+from ...plans import Infeasible, RequestError, Schedule
+from ..zoo import chunks_of, loop_placement, named_schedule, v_placement
+from .arrays import Arrays, orders_of, schedule_of
+from .listing import ListScratch, list_orders
+from .orders import Clock, Orders, improve
+from .plans import anneal_plans
+from .profile_bounds import profile_bound
+from .profiles import LayerProfile, equal_cuts
+from .result import Tuned
+
+__all__ = ["tune_profile"]
+
+_ZOO = ("1f1b", "interleaved:2", "interleaved:4", "zb-h1", "zb-h2", "zb-v", "v-half", "v-min", "dualpipev")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Problem:
+    """What the search is given, once as arrays."""
+
+    profile: LayerProfile
+    ranks: int
+    microbatches: int
+    overhead: float
+    prefix: np.ndarray
+    delays: np.ndarray
+    limits: np.ndarray
+    bound: float
+    seed: int
+
+    def arrays(self, cuts: Sequence[int], placement: Sequence[int]) -> Arrays:
+        """Costs of the stages that `cuts` make on the ranks of `placement`."""
+        costs = self.profile.stage_costs([int(cut) for cut in cuts], overhead=self.overhead)
+        return Arrays.of(costs, [int(rank) for rank in placement], self.ranks, self.microbatches, self.limits.tolist())
+
+
+@dataclass(slots=True, kw_only=True)
+class _Draft:
+    """Cuts, placement and the rule of a list schedule, with the step time that they reach."""
+
+    cuts: np.ndarray
+    place: np.ndarray
+    urgency: np.ndarray
+    window: np.ndarray
+    knobs: np.ndarray
+    step: float = math.inf
+
+
+def tune_profile(
+    profile: LayerProfile,
+    ranks: int,
+    microbatches: int,
+    *,
+    limits: Sequence[float] | None = None,
+    overhead: float = 0.0,
+    clock: Clock,
+    seed: int = 0,
+) -> Tuned:
+    """The best plan found in the time of `clock`: at least as good as every published schedule that fits.
+
+    Infeasible if there are fewer units than ranks, or if the ranks together cannot hold one micro-batch.
+    """
+    _check(profile, ranks, limits)
+    given = [math.inf] * ranks if limits is None else list(limits)
+    problem = _Problem(
+        profile=profile,
+        ranks=ranks,
+        microbatches=microbatches,
+        overhead=overhead,
+        prefix=_prefix(profile),
+        delays=np.full(profile.units, profile.delay),
+        limits=np.array(given) + 1e-9,
+        bound=profile_bound(
+            profile, ranks, microbatches, limits=limits, overhead=overhead, seconds=0.1 * clock.limit_s
+        ),
+        seed=seed,
+    )
+    best, progress = _search(problem, clock)
+    schedule = schedule_of(best.word, best.first, best.arrays.place.tolist(), microbatches)
+    cuts = tuple(int(cut) for cut in best.cuts)
+    costs = profile.stage_costs(cuts, overhead=overhead)
+    return Tuned(
+        schedule=schedule,
+        costs=costs,
+        simulation=simulate(schedule, costs),
+        lower_bound=problem.bound,
+        limits=None if limits is None else tuple(limits),
+        cuts=cuts,
+        progress=tuple(progress),
+        search_cpu_s=clock.spent_s,
+    )
+
+
+def _check(profile: LayerProfile, ranks: int, limits: Sequence[float] | None) -> None:
+    if profile.units < ranks:
+        raise Infeasible(
+            f"'pp' must be at most the {profile.units} layers, embedding and head, got {ranks}; use fewer ranks"
+        )
+    held = math.fsum(profile.memory)
+    if limits is not None and held > sum(limits) + 1e-9:
+        raise Infeasible(
+            f"'memory' must hold one micro-batch on all ranks together, got {sum(limits):g} where {held:g} are needed,"
+            f" {held - sum(limits):g} more; raise it or use more ranks"
+        )
+
+
+def _prefix(profile: LayerProfile) -> np.ndarray:
+    """Sums of F, I, W and memory before each unit, 4 x (units + 1)."""
+    rows = np.array([[*cost, held] for cost, held in zip(profile.costs, profile.memory, strict=True)])
+    return np.concatenate([np.zeros((1, 4)), np.cumsum(rows, axis=0)]).T.copy()
+
+
+class _Best:
+    """The best solution so far and when it was found."""
+
+    def __init__(self, clock: Clock) -> None:
+        self.clock = clock
+        self.orders: Orders | None = None
+        self.progress: list[tuple[float, float]] = []
+
+    def take(self, found: Orders | None) -> None:
+        if found is None or (self.orders is not None and found.value >= self.orders.value):
+            return
+        if self.orders is None or found.step < self.orders.step:
+            self.progress.append((self.clock.spent_s, found.step))
+        self.orders = found
+
+    @property
+    def step(self) -> float:
+        return math.inf if self.orders is None else self.orders.step
+
+
+def _search(problem: _Problem, clock: Clock) -> tuple[Orders, list[tuple[float, float]]]:
+    best = _Best(clock)
+    for orders in _published(problem):
+        best.take(orders)
+    drafts = list(_drafts(problem))
+    budget = max(0.0, clock.left_s)
+    # Half of the time for plans, the number of drafts halved from round to round; half for their orders.
+    rounds = max(1, math.ceil(math.log2(len(drafts))))
+    rate = 0.0
+    for round_ in range(rounds):
+        seconds = 0.5 * budget / rounds / len(drafts)
+        for draft in drafts:
+            if best.step <= problem.bound * (1 + 1e-9):
+                break
+            begin = clock.spent_s
+            size = 3 * len(draft.place) * problem.microbatches
+            moves = max(20, int(seconds * rate / size)) if rate else 20
+            _anneal(problem, draft, moves, round_, rounds)
+            rate = moves * size / max(clock.spent_s - begin, 1e-6) if rate or round_ or draft is not drafts[0] else 5e6
+            best.take(_orders_of(problem, draft))
+        drafts = sorted(drafts, key=lambda draft: draft.step)[: max(1, len(drafts) // 2)]
+    _polish(problem, clock, best, drafts)
+    if best.orders is None:
+        raise Infeasible(
+            "'memory' must let some partition keep one micro-batch of each rank, got none that does; raise it"
+        )
+    return best.orders, best.progress
+
+
+def _published(problem: _Problem) -> Iterator[Orders]:
+    """The published schedules on equal layers, as far as they are defined and fit."""
+    profile, ranks = problem.profile, problem.ranks
+    for name in _ZOO:
+        try:
+            cuts = equal_cuts(profile, ranks * chunks_of(name))
+            costs = profile.stage_costs(cuts)
+            parts = (costs.forward, costs.input_gradient, costs.weight_gradient)
+            forward, inputs, weights = (sum(part) / costs.stages for part in parts)
+            schedule = named_schedule(
+                name, ranks, problem.microbatches, costs=(forward, inputs, weights), delay=profile.delay
+            )
+        except RequestError:
+            continue
+        yield from _as_orders(problem, schedule, cuts)
+
+
+def _as_orders(problem: _Problem, schedule: Schedule, cuts: Sequence[int]) -> Iterator[Orders]:
+    arrays = problem.arrays(cuts, schedule.placement)
+    found = Orders.of(arrays, *orders_of(schedule), cuts)
+    if found is not None:
+        yield found
+
+
+def _drafts(problem: _Problem) -> Iterator[_Draft]:
+    """Stage counts from the number of ranks to six times it, once around and forth and back, of about equal cost."""
+    ranks, units = problem.ranks, problem.profile.units
+    counts = sorted({min(units, round(ranks * share)) for share in (1, 1.25, 1.5, 2, 2.5, 3, 3.5, 4, 5, 6)})
+    for stages in counts:
+        cuts = _even_cuts(problem, stages)
+        chunks = -(-stages // ranks)
+        for placement in {loop_placement(ranks, chunks)[:stages], v_placement(ranks, chunks)[:stages]}:
+            yield _Draft(
+                cuts=cuts.copy(),
+                place=np.array(placement, np.int64),
+                urgency=np.concatenate([np.zeros(stages), np.full(stages, -2.0)]),
+                window=np.full(stages, problem.microbatches, np.int64),
+                knobs=np.array([0.5, 0.2]),
+            )
+
+
+def _even_cuts(problem: _Problem, stages: int) -> np.ndarray:
+    """Cuts into stages of about the same time, each of at least one unit."""
+    sums = problem.prefix[:3].sum(axis=0)
+    units = problem.profile.units
+    cuts: list[int] = []
+    for stage in range(1, stages):
+        cut = int(np.searchsorted(sums, sums[-1] * stage / stages))
+        low = (cuts[-1] if cuts else 0) + 1
+        cuts.append(min(max(cut, low), units - (stages - stage)))
+    return np.array(cuts, np.int64)
+
+
+def _anneal(problem: _Problem, draft: _Draft, moves: int, round_: int, rounds: int) -> None:
+    """Anneal a draft in place, cooler from round to round."""
+    stages = len(draft.place)
+    hot = 0.03 * 0.5**round_ * problem.bound
+    best = [part.copy() for part in (draft.cuts, draft.place, draft.urgency, draft.window, draft.knobs)]
+    step = anneal_plans(
+        *(part.copy() for part in best),
+        problem.prefix,
+        problem.overhead,
+        problem.delays,
+        problem.limits,
+        np.zeros(problem.ranks),
+        problem.microbatches,
+        moves,
+        hot,
+        0.1 * hot,
+        np.array(
+            [(problem.seed * 1000003 + round_ * 7919 + stages * 31 + 88172645463325252) % (1 << 62) | 1], np.int64
+        ),
+        *best,
+        *(part.copy() for part in best[:4]),
+        np.zeros(4 * stages),
+        np.zeros(4 * stages),
+        np.zeros(stages),
+        np.zeros(stages),
+        np.zeros(problem.ranks),
+        *ListScratch.of(problem.ranks, stages, problem.microbatches).parts(),
+    )
+    if step < draft.step:
+        draft.step = step
+        draft.cuts, draft.place, draft.urgency, draft.window, draft.knobs = best
+
+
+def _orders_of(problem: _Problem, draft: _Draft) -> Orders | None:
+    if draft.step == math.inf:
+        return None
+    arrays = problem.arrays(draft.cuts.tolist(), draft.place.tolist())
+    scratch = ListScratch.of(problem.ranks, arrays.stages, problem.microbatches)
+    list_orders(
+        arrays.place,
+        arrays.duration,
+        arrays.memory,
+        arrays.lag_forward,
+        arrays.lag_backward,
+        arrays.limits,
+        arrays.finish,
+        problem.microbatches,
+        draft.urgency,
+        draft.window,
+        float(draft.knobs[0]),
+        math.inf,
+        *scratch.parts(),
+    )
+    return scratch.orders(arrays, draft.cuts)
+
+
+def _polish(problem: _Problem, clock: Clock, best: _Best, drafts: list[_Draft]) -> None:
+    """Anneal the orders and the cuts of the best plan until the time is up."""
+    rate, round_ = 0.0, 0
+    while best.orders is not None and clock.left_s > 0 and best.step > problem.bound * (1 + 1e-9):
+        origin = best.orders
+        size = len(origin.word)
+        begin = clock.spent_s
+        seconds = min(clock.left_s, max(0.5, 0.1 * clock.limit_s))
+        moves = max(500, int(seconds * rate / size)) if rate else 500
+        hot = (0.003, 0.001)[round_ % 2]
+        found = improve(
+            origin,
+            moves,
+            hot=hot,
+            cold=hot * 0.02,
+            seed=problem.seed + round_,
+            target=problem.bound,
+            prefix=problem.prefix,
+            overhead=problem.overhead,
+            cut_share=0.03,
+        )
+        rate = moves * size / max(clock.spent_s - begin, 1e-6) if round_ else 5e7
+        best.take(found)
+        round_ += 1

@@ -1,0 +1,210 @@
+"""Build the orders of given stages on given ranks by list scheduling: whenever a rank is free, its most urgent ready
+action.
+
+A forward starts only if its memory fits and the oldest micro-batch on its way forth can still get through: on every
+rank that holds a part of later micro-batches still on their way forth, room for one whole micro-batch is kept beside
+them. Micro-batches all the way forth can always go back and free what they hold, so the ranks never stand still.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from ...cost_models.pipeline.kernel import compiled
+from .arrays import Arrays
+from .orders import Orders
+
+__all__ = ["ListScratch", "list_orders", "list_schedules"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ListScratch:
+    """Working space and results of `list_orders`."""
+
+    rows: np.ndarray
+    lengths: np.ndarray
+    by_rank: np.ndarray
+    on_rank: np.ndarray
+    done: np.ndarray
+    ends: np.ndarray
+
+    @classmethod
+    def of(cls, ranks: int, stages: int, microbatches: int) -> ListScratch:
+        """Space for a problem of this size."""
+        return cls(
+            rows=np.zeros((ranks, 3 * stages * microbatches), np.int64),
+            lengths=np.zeros(ranks, np.int64),
+            by_rank=np.zeros((5, ranks)),
+            on_rank=np.zeros((ranks, stages + 1), np.int64),
+            done=np.zeros(3 * stages, np.int64),
+            ends=np.zeros((2 * stages, microbatches)),
+        )
+
+    def parts(self) -> tuple[np.ndarray, ...]:
+        """The arrays in the order in which `list_orders` takes them."""
+        return self.rows, self.lengths, self.by_rank, self.on_rank, self.done, self.ends
+
+    def orders(self, arrays: Arrays, cuts: np.ndarray) -> Orders | None:
+        """What the last run wrote, as a solution."""
+        word = np.concatenate([row[:length] for row, length in zip(self.rows, self.lengths, strict=True)])
+        return Orders.of(arrays, word, np.concatenate([[0], np.cumsum(self.lengths)]), cuts.tolist())
+
+
+@compiled
+def list_orders(
+    place: np.ndarray,
+    duration: np.ndarray,
+    memory: np.ndarray,
+    lag_forward: np.ndarray,
+    lag_backward: np.ndarray,
+    limits: np.ndarray,
+    finish: np.ndarray,
+    microbatches: int,
+    urgency: np.ndarray,
+    window: np.ndarray,
+    patience: float,
+    give_up: float,
+    rows: np.ndarray,
+    lengths: np.ndarray,
+    by_rank: np.ndarray,
+    on_rank: np.ndarray,
+    done: np.ndarray,
+    ends: np.ndarray,
+) -> float:
+    """Write each rank's codes into `rows` and how many into `lengths`; the step time, or infinity past `give_up`.
+
+    urgency: by code of F and I, less is sooner; one micro-batch later counts 1. window: the most micro-batches that
+    a stage holds. patience: which share of its own time a W keeps off rather than let work wait that is ready before
+    its end. Infinity, too, if a rank cannot hold one micro-batch. The rest is `ListScratch`.
+    """
+    stages = place.shape[0]
+    ranks = limits.shape[0]
+    held, whole, partial, free, wake = by_rank[0], by_rank[1], by_rank[2], by_rank[3], by_rank[4]
+    for rank in range(ranks):
+        lengths[rank] = 0
+        on_rank[rank, stages] = 0
+        for part in range(5):
+            by_rank[part, rank] = 0.0
+    for code in range(3 * stages):
+        done[code] = 0
+    for stage in range(stages):
+        rank = place[stage]
+        on_rank[rank, on_rank[rank, stages]] = stage
+        on_rank[rank, stages] += 1
+        whole[rank] += memory[stage]
+    for rank in range(ranks):
+        if whole[rank] > limits[rank]:
+            return math.inf
+    left = 3 * stages * microbatches
+    while left:
+        rank = 0
+        for other in range(1, ranks):
+            if wake[other] < wake[rank]:
+                rank = other
+        now = wake[rank]
+        if now > give_up:
+            return math.inf
+        best = -1
+        best_key = math.inf
+        due = -1
+        due_index = microbatches
+        soon = math.inf
+        blocked = False
+        oldest = done[stages - 1]
+        room = limits[rank] - held[rank]
+        beside = limits[rank] - partial[rank] - whole[rank]
+        for slot in range(on_rank[rank, stages]):
+            stage = on_rank[rank, slot]
+            index = done[stage]
+            if index < microbatches and (stage == 0 or done[stage - 1] > index):
+                ready = 0.0 if stage == 0 else ends[stage - 1, index] + lag_forward[stage]
+                fits = memory[stage] <= room
+                if index != oldest:
+                    fits = fits and (memory[stage] <= beside or stage == stages - 1)
+                    fits = fits and index - done[stages + stage] < window[stage]
+                if not fits:
+                    blocked = blocked or ready <= now
+                elif ready > now:
+                    soon = min(soon, ready)
+                elif urgency[stage] + index < best_key:
+                    best = stage
+                    best_key = urgency[stage] + index
+            index = done[stages + stage]
+            if index < done[stage] and (stage == stages - 1 or done[stages + stage + 1] > index):
+                ready = 0.0 if stage == stages - 1 else ends[stages + stage + 1, index] + lag_backward[stage]
+                if ready > now:
+                    soon = min(soon, ready)
+                elif urgency[stages + stage] + index < best_key:
+                    best = stages + stage
+                    best_key = urgency[stages + stage] + index
+            index = done[2 * stages + stage]
+            if index < done[stages + stage] and index < due_index:
+                due = 2 * stages + stage
+                due_index = index
+        if best < 0 and due >= 0 and (blocked or now + patience * duration[due] <= soon):
+            best = due
+        if best < 0:
+            wake[rank] = soon
+            continue
+        kind = best // stages
+        stage = best - kind * stages
+        index = done[best]
+        done[best] += 1
+        left -= 1
+        end = now + duration[best]
+        rows[rank, lengths[rank]] = best
+        lengths[rank] += 1
+        held[rank] += memory[best]
+        free[rank] = end
+        wake[rank] = end
+        if kind == 2:
+            continue
+        ends[best, index] = end
+        if kind == 0 and stage == stages - 1:
+            # The next micro-batch is the oldest now: what it holds is no longer beside the oldest.
+            for mine in range(stages):
+                if done[mine] > index + 1:
+                    partial[place[mine]] -= memory[mine]
+            for other in range(ranks):
+                wake[other] = min(wake[other], max(free[other], now))
+        elif kind == 0:
+            if index != oldest:
+                partial[rank] += memory[stage]
+            other = place[stage + 1]
+            wake[other] = min(wake[other], max(free[other], end + lag_forward[stage + 1]))
+        elif stage > 0:
+            other = place[stage - 1]
+            wake[other] = min(wake[other], max(free[other], end + lag_backward[stage - 1]))
+    step = 0.0
+    for rank in range(ranks):
+        step = max(step, free[rank] + finish[rank])
+    return step
+
+
+def list_schedules(arrays: Arrays, ranks: int, cuts: np.ndarray) -> Iterator[Orders]:
+    """A few list schedules of these stages, from backward first to forward first."""
+    stages, microbatches = arrays.stages, arrays.microbatches
+    scratch = ListScratch.of(ranks, stages, microbatches)
+    for bias in (-1e6, -2.0, 1.0):
+        step = list_orders(
+            arrays.place,
+            arrays.duration,
+            arrays.memory,
+            arrays.lag_forward,
+            arrays.lag_backward,
+            arrays.limits,
+            arrays.finish,
+            microbatches,
+            np.concatenate([np.zeros(stages), np.full(stages, bias)]),
+            np.full(stages, microbatches, np.int64),
+            0.5,
+            np.inf,
+            *scratch.parts(),
+        )
+        found = scratch.orders(arrays, cuts) if step < np.inf else None
+        if found is not None:
+            yield found
