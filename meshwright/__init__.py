@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from .planner.apply import apply, autoparallelize
     from .planner.constraints import Constraint
     from .planner.explain import explain
+    from .planner.own_rules import OpRule
     from .planner.verify import check
     from .plans import VERSION as __version__
     from .plans import (
@@ -44,6 +45,7 @@ __all__ = [
     "Link",
     "Mesh",
     "MeshwrightError",
+    "OpRule",
     "Plan",
     "PlanError",
     "ReplayError",
@@ -60,6 +62,7 @@ __all__ = [
 
 _FROM_PLANNER = {
     "Constraint": "constraints",
+    "OpRule": "own_rules",
     "apply": "apply",
     "autoparallelize": "apply",
     "check": "verify",

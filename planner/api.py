@@ -26,6 +26,7 @@ from .dynamic import attach, dynamic_dims
 from .faithful import stands_for_all
 from .folding import CAPTURED, Blocks
 from .formulate import Formulation, formulate
+from .own_rules import OpRule, attach_rules
 from .problem import Problem, Solution
 from .solver import Progress, solve
 from .timeline import Timeline
@@ -101,6 +102,7 @@ def plan(
     memory_limit_bytes: int | None = None,
     replicate: Sequence[str] = (),
     dynamic: object = None,
+    rules: Sequence[OpRule] = (),
     time_limit_s: float = 60.0,
     gap: float = 1e-3,
     solver: str = "highs",
@@ -118,6 +120,7 @@ def plan(
     does not fit memory_limit_bytes    per device, over the peak of the step; by default the device's memory
     replicate             ops without a sharding rule that may run whole on every device
     dynamic               dims of inputs whose size may change, as for torch.export: {"x": {0: Dim("batch", max=64)}}
+    rules                 how ops of your own split and what they cost (see `OpRule` and docs/custom-ops.md)
     gap, time_limit_s     when the solver may stop: the relative distance to the bound, seconds
 
     Raises RequestError (a CaptureError when the model cannot be captured as it is) or Infeasible.
@@ -125,7 +128,7 @@ def plan(
     prepared, solution = plan_draft(
         model, args, kwargs, cluster=cluster, mesh=mesh, loss=loss, constraints=constraints, optimizer=optimizer,
         compiled=compiled, recompute=recompute, memory_limit_bytes=memory_limit_bytes, replicate=replicate, name=name,
-        dynamic=dynamic,
+        dynamic=dynamic, rules=rules,
         time_limit_s=time_limit_s, gap=gap, solver=solver, on_progress=on_progress,
     )  # fmt: skip
     return prepared.write(solution)
@@ -172,6 +175,7 @@ def draft(
     memory_limit_bytes: int | None = None,
     replicate: Sequence[str] = (),
     dynamic: object = None,
+    rules: Sequence[OpRule] = (),
     name: str | None = None,
     on_progress: Progress | None = None,
     whole: bool = False,
@@ -192,9 +196,12 @@ def draft(
         on_progress("capture", 0.0, 0.0)
     dims = dynamic_dims(model, args, kwargs or {}, dynamic)
     captured, blocks = _capture(model, args, kwargs or {}, loss, limits, recompute, whole=whole)
+    attach_rules(captured, rules)
     for call in dims.calls:
         few = with_fewer_blocks(model, dict.fromkeys(blocks.cut, CAPTURED)) if blocks.cut else model
-        attach(captured, capture(few, *call, loss=loss, recompute=recompute, again=captured.again))
+        other = capture(few, *call, loss=loss, recompute=recompute, again=captured.again)
+        attach_rules(other, rules)
+        attach(captured, other)
     if on_progress is not None:
         on_progress("price", 0.0, 0.0)
     formulation = formulate(

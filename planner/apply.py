@@ -24,6 +24,7 @@ from ..plans.sizes import check_sizes
 from .api import LossFunction, plan
 from .dynamic import at_planned_sizes, check_layouts
 from .folding import Blocks
+from .own_rules import OpRule
 from .write import model_of
 
 __all__ = [
@@ -50,26 +51,33 @@ def apply(
     loss: LossFunction | None = None,
     device_mesh: DeviceMesh | None = None,
     in_place: bool = False,
+    rules: Sequence[OpRule] = (),
 ) -> nn.Module:
     """`model` run by `plan`: nothing is solved. Every rank calls this with the same model and inputs of the same
     shapes.
 
-    `loss` must be the one that the plan was made with. Without `device_mesh`, one is made on the process group.
+    `loss` must be the one that the plan was made with, and so must `rules`. Without `device_mesh`, one is made on the
+    process group.
     Raises ReplayError naming the first difference when the plan is for another model, mesh or torch version.
     """
     mesh = device_mesh or device_mesh_for(plan.mesh)
-    captured = capture_for(plan, model, args, kwargs or {}, loss)
-    sound = partial(check_layouts, plan)
+    captured = capture_for(plan, model, args, kwargs or {}, loss, rules)
+    sound = partial(check_layouts, plan, rules=rules)
     return parallelize(model, captured, plan, mesh, loss=loss, in_place=in_place, sound=sound)
 
 
 def capture_for(
-    plan: Plan, model: nn.Module, args: Sequence[Any], kwargs: dict[str, Any], loss: LossFunction | None
+    plan: Plan,
+    model: nn.Module,
+    args: Sequence[Any],
+    kwargs: dict[str, Any],
+    loss: LossFunction | None,
+    rules: Sequence[OpRule] = (),
 ) -> Captured:
     """The model captured as the plan wants it, once it is sure that the plan is for it."""
     _check_torch(plan)
     captured = capture_by(plan, model, args, kwargs, loss)
-    check_fits(plan, model, captured)
+    check_fits(plan, model, captured, rules=rules)
     return captured
 
 
@@ -85,7 +93,14 @@ def capture_by(
     return capture(model, args, kwargs, loss=loss, recompute=mode, again=again)
 
 
-def check_fits(plan: Plan, model: nn.Module, captured: Captured, blocks: Blocks | None = None) -> None:
+def check_fits(
+    plan: Plan,
+    model: nn.Module,
+    captured: Captured,
+    blocks: Blocks | None = None,
+    *,
+    rules: Sequence[OpRule] = (),
+) -> None:
     """ReplayError when `plan` is for another model than `captured`, naming the first difference."""
     _check_torch(plan)
     _same_tensors(plan, model)
@@ -103,7 +118,7 @@ def check_fits(plan: Plan, model: nn.Module, captured: Captured, blocks: Blocks 
     shapes = {name: tuple(source.shape) for name, source in inputs.items()}
     check_sizes(plan, shapes)
     if any(shapes[t.name] != t.shape for t in plan.inputs):
-        check_layouts(plan, captured)
+        check_layouts(plan, captured, rules=rules)
         return
     digest = model_of(captured, plan.model.name, blocks or Blocks(counts=repeated_blocks(model))).digest
     if digest != plan.model.digest:
@@ -205,7 +220,8 @@ def _now(
         grid = mesh or usual_here()
         options.setdefault("compiled", False)
         given = agreed(lambda: plan(model, args, kwargs, cluster=where, mesh=grid, loss=loss, **options))
-    return apply(given, model, args, kwargs, loss=loss, device_mesh=device_mesh, in_place=in_place)
+    rules = options.get("rules", ())
+    return apply(given, model, args, kwargs, loss=loss, device_mesh=device_mesh, in_place=in_place, rules=rules)
 
 
 def agreed(make: Callable[[], Plan]) -> Plan:

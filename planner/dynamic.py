@@ -23,6 +23,7 @@ from ..passes.trees import flatten_call
 from ..plans.errors import CaptureError, ReplayError, RequestError
 from ..plans.plan import DynamicDim, Plan
 from . import _torch
+from .own_rules import OpRule, attach_rules
 from .strategies import Strategies, Strategy
 
 __all__ = ["Dims", "at_planned_sizes", "attach", "check_layouts", "dynamic_dims"]
@@ -204,9 +205,10 @@ def at_planned_sizes(plan: Plan, args: Sequence[Any], kwargs: Mapping[str, Any])
     return _call(tensors, tree, other) if other else None
 
 
-def check_layouts(plan: Plan, captured: Captured) -> None:
+def check_layouts(plan: Plan, captured: Captured, *, rules: Sequence[OpRule] = ()) -> None:
     """ReplayError when `plan` was made for other sizes than those of `captured` and a layout does not hold at these."""
     lookup, catalogue = PlanLookup(plan), Strategies(plan.mesh, replicate=plan.options.replicate)
+    attach_rules(captured, rules)
     whole = ("R",) * plan.mesh.ndim
     for node in captured.ops():
         if op_name(node) == "getitem":

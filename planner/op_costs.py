@@ -126,6 +126,8 @@ def op_seconds(
     count = len(ins[0].bytes) if ins else len(next(o for o in outs if o is not None).bytes)
     if is_view(node) or short in _FREE:
         return np.zeros(count)
+    if "rule" in node.meta:
+        return node.meta["rule"].seconds(node, outs, ins, prices) + prices.launch_s
     dtype = dtype_name(next(v for v in values_of(node) if v is not None).dtype)
     if short in ("einsum", "mm", "bmm"):
         return _product_s(node, ins, prices, dtype) + prices.launch_s

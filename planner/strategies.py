@@ -197,6 +197,8 @@ class Strategies:
         short = op_name(node)
         if draws_random(node):
             return [everywhere]
+        if "rule" in node.meta:
+            return node.meta["rule"].rules(node)
         own = rule_name(node)
         if own is not None:
             return OWN_RULES[own](node)
@@ -211,7 +213,8 @@ class Strategies:
             return [everywhere]
         raise UnsupportedOpError(
             f"'model' must use ops with a sharding rule, got {_torch.spelled(node.target)} at {name or node.name}; "
-            f"pass replicate=[{short!r}] to run it whole on every device"
+            f"pass replicate=[{short!r}] to run it whole on every device, or rules=[OpRule(op="
+            f"{_torch.spelled(node.target)!r}, ...)] to say how it splits (docs/custom-ops.md)"
         )
 
     def _checked(self, node: fx.Node, everywhere: Rule, rules: Sequence[Rule]) -> list[Rule]:
@@ -318,4 +321,5 @@ def op_key(node: fx.Node) -> Any:
             return tuple((k, part(v)) for k, v in value.items())
         return (type(value).__name__, str(value))
 
-    return (node.target, part(node.args), part(node.kwargs), tuple(v is not None for v in values_of(node)))
+    given = node.meta.get("rule")
+    return (node.target, part(node.args), part(node.kwargs), tuple(v is not None for v in values_of(node)), given)

@@ -21,6 +21,7 @@ from .api import Draft, draft, plan_draft
 from .apply import capture_by, capture_for
 from .check import CheckReport, Record, check_plan, compare, default_loss, in_float64, tolerance_of, train
 from .gloo import Build, train_on_gloo
+from .own_rules import OpRule
 from .problem import Solution, Stats, evaluate
 from .sampling import sample
 
@@ -59,7 +60,7 @@ def check(
     given = _Given(model=model, args=tuple(args), kwargs=dict(kwargs or {}))
     grid, inner = _grid(mesh, plan), None
     if plan is not None:
-        inner = _inner_loss(plan, given, loss)
+        inner = _inner_loss(plan, given, loss, options.get("rules", ()))
     outer = loss or default_loss
     run = {"steps": steps, "seed": seed, "accumulate": accumulate}
     wide, reference = _reference(given, outer, run)
@@ -128,13 +129,15 @@ def _grid(mesh: Mesh | str | None, plan: Plan | None) -> Mesh:
     return plan.mesh
 
 
-def _inner_loss(plan: Plan, given: _Given, loss: LossFunction | None) -> LossFunction | None:
+def _inner_loss(
+    plan: Plan, given: _Given, loss: LossFunction | None, rules: Sequence[OpRule] = ()
+) -> LossFunction | None:
     """The loss if it is part of `plan`, once it is sure that the plan is for the model."""
     call = (given.model, given.args, given.kwargs)
-    without = capture_for(plan, *call, None)
+    without = capture_for(plan, *call, None, rules)
     if loss is None or _has_entries(plan, without):
         return None
-    capture_for(plan, *call, loss)
+    capture_for(plan, *call, loss, rules)
     return loss
 
 
