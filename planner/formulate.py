@@ -148,6 +148,8 @@ class _Builder:
         self.edges: dict[Pair, np.ndarray] = {}
         self.hidden: dict[Pair, np.ndarray] = {}
         self.unary: dict[int, np.ndarray] = {}
+        self.extreme: set[fx.Node] = set()
+        self.reached: dict[tuple, list[Strategy]] = {}
         self.parameters = {n for n, s in captured.sources.items() if s.kind == "parameter"}
 
     def run(self) -> Formulation:
@@ -193,14 +195,12 @@ class _Builder:
         self.decisions[index].weight += self.blocks.share(name)
         return index
 
-    def _held(
-        self, kind: Kind, name: str, node: fx.Node, layouts: Sequence[Layout], extremes: bool = False
-    ) -> Decision:
+    def _held(self, kind: Kind, name: str, node: fx.Node, layouts: Sequence[Layout]) -> Decision:
         """A decision over where one tensor lies; `name` is its own name, or its pattern once the constraints agree."""
         value = values_of(node)[0]
         assert value is not None
         kept = [layout for layout, ok in zip(layouts, self.constraints.allowed(name, layouts), strict=True) if ok]
-        table = self.transitions.table(value.shape, value.element_size(), extremes=extremes)
+        table = self.transitions.table(value.shape, value.element_size())
         states = np.array([table.index[layout] for layout in kept], dtype=np.int64)
         strategies = [Strategy((layout,), (layout,)) for layout in kept]
         return Decision(
@@ -245,7 +245,7 @@ class _Builder:
 
     def _op(self, node: fx.Node) -> None:
         name = self.captured.names[node]
-        strategies = self.catalogue.of(node, name)
+        strategies = self._reachable(node, self.catalogue.of(node, name))
         pattern = self.blocks.pattern(name)
         key = (
             "op",
@@ -257,6 +257,19 @@ class _Builder:
         self.of[node] = self._decide(
             key, name, lambda: self._op_decision(node, self.blocks.renumbered(name), strategies)
         )
+
+    def _reachable(self, node: fx.Node, strategies: list[Strategy]) -> list[Strategy]:
+        """The strategies whose inputs can lie so: partial extremes come from some ops only, and no step makes them."""
+        flags = tuple(self._base(source)[0] in self.extreme for source in tensor_args(node))
+        key = (id(strategies), flags)
+        if key not in self.reached:
+            self.reached[key] = [
+                s for s in strategies if all(f or not extremes(i) for f, i in zip(flags, s.ins, strict=True))
+            ]
+        kept = self.reached[key]
+        if any(layout is not None and extremes(layout) for s in kept for layout in s.outs):
+            self.extreme.add(node)
+        return kept
 
     def _op_decision(self, node: fx.Node, name: str, strategies: list[Strategy]) -> Decision:
         values = values_of(node)
@@ -271,8 +284,8 @@ class _Builder:
                 states.append(None)
                 continue
             used = [s.outs[index] for s in strategies]
-            extremes = any(p in ("P(max)", "P(min)") for layout in used if layout for p in layout)
-            table = self.transitions.table(value.shape, value.element_size(), extremes=extremes)
+            wide = any(layout is not None and extremes(layout) for layout in used)
+            table = self.transitions.table(value.shape, value.element_size(), extremes=wide)
             tables.append(table)
             states.append(np.array([table.index[layout] for layout in used], dtype=np.int64))  # type: ignore[index]
         return Decision(
@@ -387,8 +400,7 @@ class _Builder:
         value = values_of(source)[0]
         assert value is not None
         layouts = [s.ins[at] for s in decision.strategies]
-        extremes = any(p in ("P(max)", "P(min)") for layout in layouts for p in layout)
-        table = self.transitions.table(value.shape, value.element_size(), extremes=extremes)
+        table = self.transitions.table(value.shape, value.element_size(), extremes=any(map(extremes, layouts)))
         return table, np.array([table.index[layout] for layout in layouts], dtype=np.int64)
 
     def _input_local(self, decision: Decision, at: int, source: fx.Node) -> Local:
@@ -473,3 +485,8 @@ class _Builder:
 
 def _add(matrices: dict[Pair, np.ndarray], pair: Pair, cost: np.ndarray) -> None:
     matrices[pair] = matrices[pair] + cost if pair in matrices else cost
+
+
+def extremes(layout: Layout) -> bool:
+    """Whether a layout holds partial maxima or minima."""
+    return any(p in ("P(max)", "P(min)") for p in layout)
