@@ -1,7 +1,7 @@
 """Transitions: the cheapest way from any layout of a tensor to any other, in steps along one mesh axis each.
 
 The layouts of a tensor are the states of a graph whose arcs are single steps; all cheapest ways are found at once
-(Floyd-Warshall) and kept per tensor shape. A step on a dim must not pass a later axis that splits the same dim,
+and kept per tensor shape. A step on a dim must not pass a later axis that splits the same dim,
 because that axis cut the pieces of this one."""
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -18,30 +19,34 @@ from .strategies import shardable, split_dims
 
 __all__ = ["Transitions", "TransitionTable"]
 
+# Steps along one axis between the same two placements: states before, states after, seconds.
+Arcs = tuple[np.ndarray, np.ndarray, np.ndarray]
 # Breaks ties towards fewer steps; far below the latency of any collective.
 _STEP_S = 1e-9
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TransitionTable:
-    """All layouts of one tensor shape. seconds[i, j] is the time of the cheapest way from state i to state j (inf:
-    none), local[i, d] the largest local size of dim d in state i, bytes[i] the largest local bytes."""
+    """All layouts of one tensor shape.
+
+    seconds[i, j] is the time of the cheapest way from state i to state j (inf: none), steps[i][j] the text and seconds of
+    a single step, local[i, d] the largest local size of dim d in state i, bytes[i] the largest local bytes."""
 
     layouts: tuple[Layout, ...]
     index: dict[Layout, int]
     seconds: np.ndarray
     local: np.ndarray
     bytes: np.ndarray
-    first: np.ndarray
-    steps: dict[tuple[int, int], str]
+    steps: dict[int, dict[int, tuple[str, float]]]
 
     def way(self, source: Layout, target: Layout) -> tuple[str, ...]:
         """The steps of the cheapest way, as texts."""
         at, end = self.index[source], self.index[target]
         found = []
         while at != end:
-            after = int(self.first[at, end])
-            found.append(self.steps[at, after])
+            # Every step takes time, so the next state lies nearer to the end.
+            after = min(self.steps[at], key=lambda state: self.steps[at][state][1] + self.seconds[state, end])
+            found.append(self.steps[at][after][0])
             at = after
         return tuple(found)
 
@@ -84,43 +89,70 @@ class Transitions:
             [local_shape(shape, layout, mesh, (0,) * len(mesh)) for layout in layouts], dtype=np.int64
         ).reshape(len(layouts), len(shape))
         sizes = local.prod(axis=1, dtype=np.float64) * itemsize if shape else np.full(len(layouts), float(itemsize))
-        seconds = np.full((len(layouts),) * 2, np.inf)
-        np.fill_diagonal(seconds, 0.0)
-        steps: dict[tuple[int, int], str] = {}
-        self._arcs(layouts, index, sizes, seconds, steps)
-        first = _shortest(seconds)
+        arcs, steps = self._arcs(layouts, index, sizes)
         return TransitionTable(
-            layouts=layouts, index=index, seconds=seconds, local=local, bytes=sizes, first=first, steps=steps
+            layouts=layouts,
+            index=index,
+            seconds=_shortest(len(layouts), arcs),
+            local=local,
+            bytes=sizes,
+            steps=steps,
         )
 
     def _arcs(
-        self, layouts: Sequence[Layout], index: dict[Layout, int], sizes: np.ndarray, seconds: np.ndarray, steps: dict
-    ) -> None:
-        batches: dict[tuple[str, int], list[tuple[int, int, float, float]]] = {}
+        self, layouts: Sequence[Layout], index: dict[Layout, int], sizes: np.ndarray
+    ) -> tuple[list[Arcs], dict[int, dict[int, tuple[str, float]]]]:
+        """All single steps: in groups of one axis and one change of placement, and by state with text and seconds."""
+        steps: dict[int, dict[int, tuple[str, float]]] = {i: {} for i in range(len(layouts))}
+        batches: dict[tuple[str, int], list[_Arc]] = {}
+        placements = [sorted({layout[axis] for layout in layouts}) for axis in range(len(self.mesh.shape))]
         for i, layout in enumerate(layouts):
             for axis, parts in enumerate(self.mesh.shape):
                 if parts == 1:
                     continue
-                for new in {other[axis] for other in layouts}:
+                for new in placements[axis]:
                     j = index.get((*layout[:axis], new, *layout[axis + 1 :]))
                     if j is None or j == i or not _clear(layout, new, axis):
                         continue
                     kind, text, copies = _step(layout[axis], new, self.mesh.axis_names[axis])
-                    if kind is None:
-                        continue
-                    steps[i, j] = text
-                    # The whole buffer of the group; copies are passes over local memory to bring dim `d` to the front.
-                    whole = max(sizes[i], sizes[j]) * (parts if kind == "all_to_all" else 1)
-                    batches.setdefault((kind, axis), []).append((i, j, whole, copies * max(sizes[i], sizes[j])))
+                    if kind is not None:
+                        larger = float(max(sizes[i], sizes[j]))
+                        arc = _Arc(i, j, (layout[axis], new), text, larger, copies)
+                        batches.setdefault((kind, axis), []).append(arc)
+        groups: dict[tuple, list[tuple[int, int, float]]] = {}
         for (kind, axis), rows in batches.items():
-            whole, copied = np.array([r[2] for r in rows]), np.array([r[3] for r in rows])
-            times = np.full(len(rows), _STEP_S)
-            if kind != "slice":
-                if kind != "keep_first":
-                    times = times + self.prices.collective_s(kind, whole, axis)  # type: ignore[attr-defined]
-                times = times + np.where(copied > 0, self.prices.memory_s(copied), 0.0)  # type: ignore[attr-defined]
-            for (i, j, _, _), time in zip(rows, np.broadcast_to(times, len(rows)), strict=True):
-                seconds[i, j] = time
+            for arc, time in zip(rows, self._times(kind, axis, rows).tolist(), strict=True):
+                steps[arc.start][arc.end] = (arc.text, time)
+                groups.setdefault((axis, arc.change), []).append((arc.start, arc.end, time))
+        return [_columns(rows) for rows in groups.values()], steps
+
+    def _times(self, kind: str, axis: int, rows: Sequence[_Arc]) -> np.ndarray:
+        """Seconds of steps of one kind along one axis."""
+        sizes = np.array([arc.bytes for arc in rows])
+        # The whole buffer of the group; copies are passes over local memory to bring dim `d` to the front.
+        whole = sizes * (self.mesh.shape[axis] if kind == "all_to_all" else 1)
+        copied = sizes * np.array([arc.copies for arc in rows])
+        times = np.full(len(rows), _STEP_S)
+        if kind not in ("slice", "keep_first"):
+            times = times + self.prices.collective_s(kind, whole, axis)  # type: ignore[attr-defined]
+        if kind != "slice":
+            times = times + np.where(copied > 0, self.prices.memory_s(copied), 0.0)  # type: ignore[attr-defined]
+        return times
+
+
+class _Arc(NamedTuple):
+    """A single step between two states; `copies` are passes over the larger of its buffers."""
+
+    start: int
+    end: int
+    change: tuple[str, str]
+    text: str
+    bytes: float
+    copies: float
+
+
+def _columns(rows: Sequence[tuple[int, int, float]]) -> Arcs:
+    return np.array([r[0] for r in rows]), np.array([r[1] for r in rows]), np.array([r[2] for r in rows])
 
 
 def _clear(layout: Layout, new: str, axis: int) -> bool:
@@ -147,13 +179,19 @@ def _step(old: str, new: str, axis: str) -> tuple[str | None, str, float]:
     return None, "", 0.0
 
 
-def _shortest(seconds: np.ndarray) -> np.ndarray:
-    """Floyd-Warshall in place; returns first[i, j], the state after i on the way to j."""
-    count = len(seconds)
-    first = np.broadcast_to(np.arange(count), (count, count)).copy()
-    for k in range(count):
-        through = seconds[:, k, None] + seconds[None, k, :]
-        better = through < seconds
-        seconds[better] = through[better]
-        first[better] = np.broadcast_to(first[:, k, None], (count, count))[better]
-    return first
+def _shortest(count: int, arcs: Sequence[Arcs]) -> np.ndarray:
+    """seconds[i, j] of the cheapest way from i to j: single steps are put in front of what is known until that gains
+    nothing. In a group of arcs no state occurs twice as a start."""
+    seconds = np.full((count, count), np.inf)
+    np.fill_diagonal(seconds, 0.0)
+    while True:
+        gained = False
+        for starts, ends, times in arcs:
+            through = times[:, None] + seconds[ends]
+            here = seconds[starts]
+            better = through < here
+            if better.any():
+                gained = True
+                seconds[starts] = np.minimum(through, here)
+        if not gained:
+            return seconds
