@@ -29,8 +29,8 @@ _STEP_S = 1e-9
 class TransitionTable:
     """All layouts of one tensor shape.
 
-    seconds[i, j] is the time of the cheapest way from state i to state j (inf: none), steps[i][j] the text and seconds of
-    a single step, local[i, d] the largest local size of dim d in state i, bytes[i] the largest local bytes."""
+    seconds[i, j] is the time of the cheapest way from state i to state j (inf: none), steps[i][j] the text and seconds
+    of a single step, local[i, d] the largest local size of dim d in state i, bytes[i] the largest local bytes."""
 
     layouts: tuple[Layout, ...]
     index: dict[Layout, int]
