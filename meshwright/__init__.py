@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from .planner.api import plan
     from .planner.apply import apply, autoparallelize
+    from .planner.conflicts import explain_infeasible
     from .planner.constraints import Constraint
     from .planner.explain import explain
     from .planner.own_rules import OpRule
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
         CaptureError,
         CheckError,
         Cluster,
+        Conflict,
         Diff,
         Explanation,
         Infeasible,
@@ -38,6 +40,7 @@ __all__ = [
     "CaptureError",
     "CheckError",
     "Cluster",
+    "Conflict",
     "Constraint",
     "Diff",
     "Explanation",
@@ -56,6 +59,7 @@ __all__ = [
     "autoparallelize",
     "check",
     "explain",
+    "explain_infeasible",
     "plan",
     "plan_schema",
 ]
@@ -67,6 +71,7 @@ _FROM_PLANNER = {
     "autoparallelize": "apply",
     "check": "verify",
     "explain": "explain",
+    "explain_infeasible": "conflicts",
     "plan": "api",
 }
 

@@ -13,9 +13,10 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, TextIO
 
 import click
+import msgspec
 
-from .cli_explain import explain_command
-from .cli_output import Usage, diff_object, held_stdout, plan_object, put_json, put_text
+from .cli_explain import explain_command, specs_command
+from .cli_output import Usage, batch_notes, diff_object, held_stdout, plan_object, progress_line, put_json, put_text
 from .cli_simulate import simulate_command
 from .plans import VERSION, CheckError, Cluster, Infeasible, Mesh, MeshwrightError, Plan, RequestError
 from .validate_command import validate_command
@@ -48,7 +49,8 @@ def run(arguments: Sequence[str]) -> int:
         try:
             return int(app.main(list(arguments), prog_name="meshwright", standalone_mode=False, obj=stream) or 0)
         except MeshwrightError as error:
-            return _fail(stream, as_json, str(error), error.exit_code, _status(error))
+            more = {"conflict": msgspec.to_builtins(error.conflict)} if isinstance(error, Infeasible) else {}
+            return _fail(stream, as_json, str(error), error.exit_code, _status(error), more)
         except click.ClickException as error:
             return _fail(stream, as_json, error.format_message(), error.exit_code, "refused")
         except (click.Abort, KeyboardInterrupt):
@@ -64,10 +66,12 @@ def _status(error: MeshwrightError) -> str:
     return "unequal" if isinstance(error, CheckError) else "refused"
 
 
-def _fail(stream: TextIO, as_json: bool, message: str, code: int, status: str) -> int:
+def _fail(
+    stream: TextIO, as_json: bool, message: str, code: int, status: str, more: dict[str, Any] | None = None
+) -> int:
     print(f"meshwright: {message}", file=sys.stderr)
     if as_json:
-        put_json(stream, {"status": status, "error": message, "exit_code": code})
+        put_json(stream, {"status": status, "error": message, "exit_code": code, **(more or {})})
     return code
 
 
@@ -144,25 +148,29 @@ def plan_command(
         "mesh": None if mesh is None else Mesh.parse(mesh),
         "memory_limit_bytes": None if memory_limit is None else parse_bytes("--memory-limit", memory_limit),
     }
-    plan = _requests().plan_spec(
-        spec,
-        **request,
-        global_batch=global_batch,
-        seq_len=seq_len,
-        layers=layers,
-        constraints=constraints,
-        optimizer=optimizer,
-        recompute=recompute,
-        compiled=not eager,
-        replicate=replicate,
-        time_limit_s=time_limit or 60.0,
-    )
+    with progress_line(sys.stderr) as on_progress:
+        plan = _requests().plan_spec(
+            spec,
+            **request,
+            global_batch=global_batch,
+            seq_len=seq_len,
+            layers=layers,
+            constraints=constraints,
+            optimizer=optimizer,
+            recompute=recompute,
+            compiled=not eager,
+            replicate=replicate,
+            time_limit_s=time_limit or 60.0,
+            on_progress=on_progress,
+        )
     if output is not None:
         plan.save(output)
+    notes = [] if global_batch is not None else batch_notes(plan)
     if as_json:
-        put_json(stream, {**plan_object(plan, usage), "plan": output})
+        put_json(stream, {**plan_object(plan, usage), "plan": output, "notes": notes})
     else:
-        put_text(stream, plan.summary() + (f"\n\nwritten to {output}" if output is not None else ""))
+        ends = [*notes, *([f"written to {output}"] if output is not None else [])]
+        put_text(stream, "\n\n".join([plan.summary(), *ends]))
     return 0
 
 
@@ -307,6 +315,7 @@ def replay_command(
 
 
 app.add_command(explain_command)
+app.add_command(specs_command)
 
 
 @app.command("doctor")

@@ -1,4 +1,4 @@
-"""Commands that say why: `explain`, and what `plan` says where nothing fits."""
+"""Commands that answer questions: why a plan is as it is, and which models there are."""
 
 from __future__ import annotations
 
@@ -10,15 +10,9 @@ import msgspec
 from .cli_output import put_json, put_text
 from .plans import Explanation, Plan
 
-__all__ = ["explain_command"]
+__all__ = ["explain_command", "specs_command"]
 
 _LIMITS = "limits"
-
-
-def _requests() -> Any:
-    from . import requests
-
-    return requests
 
 
 @click.command("explain")
@@ -48,7 +42,7 @@ def explain_command(
     again: that is the next best, and what it would cost. Without NAME, or with `limits` for it: what the memory limit
     and each constraint cost. The model is the one that PLAN records, or that of SPEC.
     """
-    from .cli import parse_bytes
+    from .cli import _requests, parse_bytes
 
     plan = Plan.load(plan_path)
     names = [] if name is None or name == _LIMITS else [name]
@@ -71,3 +65,25 @@ def explain_command(
 def explanation_object(found: Explanation) -> dict[str, Any]:
     """What `explain --json` says."""
     return msgspec.to_builtins(found)
+
+
+@click.command("specs")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object and nothing else.")
+@click.pass_obj
+def specs_command(stream: TextIO, as_json: bool) -> int:
+    """List the built-in models."""
+    from .specs.builtin import spec_rows
+
+    rows = spec_rows()
+    if as_json:
+        put_json(stream, {"specs": rows})
+        return 0
+    lines = [f"{'name':<14} {'family':<8} {'layers':>6} {'width':>6} {'dtype':<9} {'global batch':>12} {'seq len':>8}"]
+    for row in rows:
+        length = row["seq_len"] or "images"
+        lines.append(
+            f"{row['name']:<14} {row['family']:<8} {row['layers']:>6} {row['width']:>6} {row['dtype']:<9} "
+            f"{row['global_batch']:>12} {length:>8}"
+        )
+    put_text(stream, "\n".join(lines))
+    return 0

@@ -8,13 +8,15 @@ import os
 import resource
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, TextIO
 
 from .plans import Change, Diff, Plan
 
-__all__ = ["Usage", "diff_object", "held_stdout", "plan_object", "put_json", "put_text"]
+__all__ = ["Usage", "batch_notes", "diff_object", "held_stdout", "plan_object", "progress_line", "put_json", "put_text"]
+
+Progress = Callable[[str, float, float], None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,6 +58,19 @@ def plan_object(plan: Plan, usage: Usage) -> dict[str, Any]:
     }
 
 
+def batch_notes(plan: Plan) -> list[str]:
+    """What is to be said where the spec's own batch, which nobody asked for, does not go round all devices."""
+    batch = next((tensor.shape[0] for tensor in plan.inputs if tensor.shape), None)
+    size = plan.mesh.size
+    if batch is None or batch % size == 0:
+        return []
+    fitting = -(-batch // size) * size
+    return [
+        f"note: the global batch is the spec's own, {batch} samples, which {size} devices cannot share evenly; "
+        f"--global-batch {fitting} would give each {fitting // size}"
+    ]
+
+
 def diff_object(diff: Diff) -> dict[str, Any]:
     """What `diff --json` says."""
     return {
@@ -67,6 +82,29 @@ def diff_object(diff: Diff) -> dict[str, Any]:
 
 def _fields(change: Change) -> dict[str, Any]:
     return {name: getattr(change, name) for name in change.__struct_fields__}
+
+
+@contextlib.contextmanager
+def progress_line(stream: TextIO) -> Iterator[Progress | None]:
+    """A line on a terminal that says how a search goes; None elsewhere. The line is gone at the end."""
+    if not stream.isatty():
+        yield None
+        return
+    began = time.perf_counter()
+
+    def show(stage: str, objective: float, bound: float) -> None:
+        words = f"{time.perf_counter() - began:6.1f} s  {stage}"
+        if 0.0 < objective < float("inf"):
+            gap = f", gap {100 * max(0.0, 1 - bound / objective):.2f}%" if bound > 0 else ""
+            words += f": best {objective:.4g} s{gap}  (Ctrl-C takes it)"
+        stream.write(f"\r\x1b[K{words}")
+        stream.flush()
+
+    try:
+        yield show
+    finally:
+        stream.write("\r\x1b[K")
+        stream.flush()
 
 
 @contextlib.contextmanager

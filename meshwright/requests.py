@@ -11,12 +11,16 @@ import msgspec
 from .planner.api import draft, plan
 from .planner.apply import check_fits
 from .planner.check import CheckReport
+from .planner.conflicts import explain_infeasible
 from .planner.explain import explain
 from .planner.verify import check
-from .plans import Cluster, Explanation, Mesh, Origin, Plan
+from .plans import Cluster, Explanation, Infeasible, Mesh, Origin, Plan
 from .specs import load_spec
 
 __all__ = ["check_spec", "explain_spec", "plan_spec", "replay_spec"]
+
+# Seconds, at most, for finding out why nothing fits.
+_CONFLICT_S = 30.0
 
 
 def plan_spec(
@@ -33,9 +37,22 @@ def plan_spec(
     found = load_spec(spec, batch=global_batch, seq_len=seq_len, layers=layers)
     model, args, kwargs = found.build()
     options |= {"loss": found.loss, "name": found.name, "dynamic": found.dynamic}
-    made = plan(model, args, kwargs, cluster=cluster, mesh=mesh, **options)
+    request = {"cluster": cluster, "mesh": mesh, **options}
+    try:
+        made = plan(model, args, kwargs, **request)
+    except Infeasible as error:
+        raise _with_conflict(error, (model, args, kwargs), request) from error
     origin = Origin(spec=spec, global_batch=global_batch, seq_len=seq_len, layers=layers)
     return msgspec.structs.replace(made, model=msgspec.structs.replace(made.model, origin=origin))
+
+
+def _with_conflict(error: Infeasible, call: tuple[Any, tuple, dict], request: dict[str, Any]) -> Infeasible:
+    """`error`, and the limits that conflict; finding them takes at most as long as was given for planning."""
+    limit_s = min(_CONFLICT_S, request.pop("time_limit_s", _CONFLICT_S))
+    conflict = explain_infeasible(*call, **request, time_limit_s=limit_s)
+    told = Infeasible(f"{error}\n{conflict}")
+    told.conflict = conflict
+    return told
 
 
 def explain_spec(plan: Plan, names: Sequence[str], spec: str | None, **options: Any) -> Explanation:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from .actions import Action, TimedAction, parse_action
 from .clusters import Cluster, Link
+from .conflict import Conflict
 from .diff import Change, Diff, Figure
 from .errors import (
     CaptureError,
@@ -59,6 +60,7 @@ __all__ = [
     "Change",
     "CheckError",
     "Cluster",
+    "Conflict",
     "Diff",
     "Edge",
     "Explanation",

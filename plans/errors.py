@@ -14,6 +14,11 @@ Messages have the form: 'what' must RULE, got VALUE; where it came from; the way
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from .conflict import Conflict
+
 __all__ = [
     "CaptureError",
     "CheckError",
@@ -55,9 +60,11 @@ class ReplayError(RequestError):
 
 
 class Infeasible(MeshwrightError):
-    """No plan satisfies the limits: the message says which limit binds and by how much."""
+    """No plan satisfies the limits: the message says which limit binds and by how much. The command line adds the
+    `conflict`: the smallest set of limits that cannot be met together, and the nearest change that fits."""
 
     exit_code = 3
+    conflict: Conflict | None = None
 
 
 class CheckError(MeshwrightError):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 from collections.abc import Callable
@@ -9,10 +10,12 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import msgspec
 import pytest
 
-from meshwright import Infeasible, Plan, cli
-from meshwright.plans import Cluster, Mesh, Model, Options, Predicted, Solver, Tensor
+from meshwright import Conflict, Explanation, Infeasible, Plan, cli
+from meshwright.cli_output import progress_line
+from meshwright.plans import Cluster, Mesh, Model, Options, Predicted, Solver, Tensor, facts_of
 from meshwright.plans.plan import Memory
 
 Run = Callable[..., tuple[int, str, str]]
@@ -106,6 +109,72 @@ def test_no_plan_is_exit_code_3(run: Run, monkeypatch: pytest.MonkeyPatch) -> No
     use(monkeypatch, plan_spec=plan_spec)
     code, stdout, stderr = run("plan", "tiny", "--cluster", "cpu:4", "--json")
     assert code == 3 and json.loads(stdout)["status"] == "infeasible" and "memory binds" in stderr
+
+
+def test_a_conflict_is_told_and_its_parts_are_in_the_json(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    conflict = Conflict(
+        limits=("memory limit of 5 bytes per device", "constraint w = R"),
+        minimal=True,
+        drop=("constraint w = R",),
+        least_memory_bytes=2048,
+        proven_memory_bytes=2000,
+    )
+
+    def plan_spec(spec: str, **_: object) -> Plan:
+        error = Infeasible(f"memory binds\n{conflict}")
+        error.conflict = conflict
+        raise error
+
+    use(monkeypatch, plan_spec=plan_spec)
+    code, stdout, stderr = run("plan", "tiny", "--cluster", "cpu:4", "--json")
+    assert code == 3 and json.loads(stdout)["conflict"]["least_memory_bytes"] == 2048
+    assert "none of them can be spared" in stderr and "2048 bytes (2.0 KiB)" in stderr
+
+
+def test_a_batch_that_does_not_go_round_is_noted(run: Run, plan: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
+    given = Tensor(name="args.0", shape=(6, 2), dtype="int64", layout=("S(0)", "R"))
+    use(monkeypatch, plan_spec=lambda spec, **_: msgspec.structs.replace(plan, inputs=(given,)))
+    assert "--global-batch 8 would give each 2" in run("plan", "tiny", "--cluster", "cpu:4")[1]
+    assert json.loads(run("plan", "tiny", "--cluster", "cpu:4", "--global-batch", "6", "--json")[1])["notes"] == []
+
+
+def test_progress_is_shown_on_a_terminal_only() -> None:
+    terminal = io.StringIO()
+    with progress_line(terminal) as on_progress:
+        assert on_progress is None
+    terminal.isatty = lambda: True  # type: ignore[method-assign]
+    with progress_line(terminal) as on_progress:
+        assert on_progress is not None
+        on_progress("capture", 0.0, 0.0)
+        on_progress("plan", 2.0, 1.0)
+    assert "capture" in terminal.getvalue() and "best 2 s, gap 50.00%" in terminal.getvalue()
+    assert terminal.getvalue().endswith("\r\x1b[K")
+
+
+def test_explain(run: Run, plan: Plan, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    asked: dict[str, Any] = {}
+
+    def explain_spec(plan: Plan, names: list[str], spec: str | None, **options: object) -> Explanation:
+        asked.update(options, names=names, spec=spec)
+        return Explanation(
+            predicted=plan.predicted, facts=facts_of(plan, names), alternatives=(), limits=(), notes=("a note",)
+        )
+
+    use(monkeypatch, explain_spec=explain_spec)
+    path = str(tmp_path / "plan.json")
+    plan.save(path)
+    code, stdout, _ = run("explain", path, "w", "tiny", "--more-memory", "1GiB")
+    assert code == 0 and "parameter w" in stdout and "a note" in stdout
+    assert asked["names"] == ["w"] and asked["spec"] == "tiny" and not asked["limits"]
+    assert asked["more_memory_bytes"] == 2**30
+    assert json.loads(run("explain", path, "limits", "--json")[1])["facts"] == [] and asked["limits"]
+    assert run("explain", path, "nothing")[0] == 2
+
+
+def test_specs(run: Run) -> None:
+    names = [row["name"] for row in json.loads(run("specs", "--json")[1])["specs"]]
+    code, stdout, _ = run("specs")
+    assert code == 0 and "llama3-8b" in names and all(name in stdout for name in names)
 
 
 def test_check(run: Run, plan: Plan, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -15,12 +15,28 @@ from .spec import Overrides, Spec, materialisation_seed
 if TYPE_CHECKING:
     from torch import nn
 
-__all__ = ["builtin_spec", "spec_names"]
+__all__ = ["builtin_spec", "spec_names", "spec_rows"]
 
 
 def spec_names() -> tuple[str, ...]:
     """Names of the built-in specs."""
     return tuple(_entries())
+
+
+def spec_rows() -> list[dict[str, Any]]:
+    """Size and defaults of each built-in spec; `global_batch` in samples, `seq_len` in tokens, None for images."""
+    return [
+        {
+            "name": name,
+            "family": entry["family"],
+            "layers": entry["config"]["n_layers"],
+            "width": entry["config"]["dim"],
+            "dtype": entry["config"]["dtype"],
+            "global_batch": entry["batch"],
+            "seq_len": entry["config"].get("seq_len"),
+        }
+        for name, entry in _entries().items()
+    ]
 
 
 def builtin_spec(name: str, overrides: Overrides) -> Spec:
