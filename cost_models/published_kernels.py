@@ -61,7 +61,7 @@ def price_kernel(number: int, row: Mapping[str, str], systems: tuple[System, ...
     return Priced(
         row=number, source=source_name(row), model=name, device=system.device.name, kind=f"{kind} {dtype}",
         evidence="measured", published_s=flops / (rate * 1e12), predicted_s=seconds,
-        group=(row["gpu"], kind, row["shape"].split("seq")[0] if "seq" in row["shape"] else "", row["impl"]),
+        group=(row["gpu"], kind), work=flops,
     )  # fmt: skip
 
 

@@ -20,7 +20,8 @@ __all__ = ["Priced", "Refused", "Statistics", "grouped", "kendall_tau", "positiv
 class Priced:
     """One row of a table: what was published and what the models say of it, in seconds and bytes.
 
-    `group` holds what rows must share to be compared by rank; `terms` are named parts of the predicted seconds.
+    `group` holds what rows must share to be compared by rank, by seconds per `work` (tokens per device, FLOP, ...);
+    `terms` are named parts of the predicted seconds.
     """
 
     row: int
@@ -32,6 +33,7 @@ class Priced:
     published_s: float
     predicted_s: float
     group: Hashable = None
+    work: float = 1.0
     published_bytes: float | None = None
     predicted_bytes: float | None = None
     terms: tuple[tuple[str, float], ...] = field(default=())
@@ -82,10 +84,14 @@ def grouped(rows: Sequence[Priced], key: Callable[[Priced], str]) -> dict[str, S
     return {name: statistics(row.error for row in part) for name, part in itertools.groupby(ordered, key=key)}
 
 
-def kendall_tau(published: Sequence[float], predicted: Sequence[float]) -> float | None:
-    """Rank correlation tau-b in -1 to 1: pairs in the same order less pairs in the other; None where all are equal."""
-    first = np.sign(np.subtract.outer(published, published))
-    second = np.sign(np.subtract.outer(predicted, predicted))
+def kendall_tau(published: Sequence[float], predicted: Sequence[float], apart: float = 0.0) -> float | None:
+    """Rank correlation tau-b in -1 to 1: pairs in the same order less pairs in the other; None where all are equal.
+
+    With `apart`, only pairs whose published values differ by more than that share are counted, the rest being noise.
+    """
+    first, second = (np.log(np.divide.outer(values, values)) for values in (published, predicted))
+    counted = np.abs(first) > math.log1p(apart)
+    first, second = np.sign(first) * counted, np.sign(second) * counted
     scale = float(np.sqrt(np.abs(first).sum() * np.abs(second).sum()))
     return float((first * second).sum()) / scale if scale > 0 else None
 

@@ -23,7 +23,7 @@ from .links import AxisLink
 __all__ = ["GroupWires", "System", "Wires", "find_system", "load_systems", "wired_collective_s"]
 
 _KEYS = {"name", "match", "device", "devices_per_node", "source"}
-_OPTIONAL = {"nic", "wires", "peaks", "memory_bytes"}
+_OPTIONAL = {"nic", "wires", "clock_share", "memory_bytes", "memory_bandwidth_bytes_per_s"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,8 +106,7 @@ def _system(entry: Mapping[str, Any]) -> System:
         raise RequestError(f"'system' must have {sorted(_KEYS)} and may have {sorted(_OPTIONAL)}, got {sorted(entry)}; "
                            "correct systems.toml")  # fmt: skip
     device = load_device(entry["device"])
-    if "peaks" in entry or "memory_bytes" in entry:
-        device = _variant(device, entry)
+    device = _variant(device, entry)
     nic = dataclasses.replace(device.nic, **entry.get("nic", {}), source=entry["source"])
     wires = entry.get("wires")
     return System(
@@ -122,7 +121,14 @@ def _system(entry: Mapping[str, Any]) -> System:
 
 
 def _variant(device: Device, entry: Mapping[str, Any]) -> Device:
-    return dataclasses.replace(device, memory_bytes=entry.get("memory_bytes", device.memory_bytes))
+    """The sheet's device with another memory, or at a lower clock under its power limit."""
+    share = entry.get("clock_share", 1.0)
+    return dataclasses.replace(
+        device,
+        peaks_flops_per_s=tuple((name, peak * share) for name, peak in device.peaks_flops_per_s),
+        memory_bytes=entry.get("memory_bytes", device.memory_bytes),
+        memory_bandwidth_bytes_per_s=entry.get("memory_bandwidth_bytes_per_s", device.memory_bandwidth_bytes_per_s),
+    )
 
 
 def _wires(table: Mapping[str, Any]) -> Wires:

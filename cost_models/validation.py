@@ -7,35 +7,31 @@ from __future__ import annotations
 
 import csv
 import itertools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeAlias
 
 import numpy as np
 
 from ..plans.errors import RequestError
-from . import published_collectives, published_kernels
+from . import published_collectives, published_kernels, published_recipes
 from .repricing import Priced, Refused, Statistics, grouped, kendall_tau, statistics
-from .systems import System, load_systems
+from .systems import load_systems
 
 __all__ = ["Report", "Tau", "read_table", "reprice", "validate"]
 
-_Pricer: TypeAlias = Callable[[int, Mapping[str, str], tuple[System, ...]], Priced | Refused]
-_TABLES: tuple[tuple[str, frozenset[str], _Pricer], ...] = (
-    ("collectives", published_collectives.COLUMNS, published_collectives.price_collective),
-    ("kernels", published_kernels.COLUMNS, published_kernels.price_kernel),
-)
+_NOISE = 0.02  # published throughputs of equal runs differ by about so much
 _LEAST_GROUP = 5  # rows from which on a rank correlation says something
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tau:
-    """Rank correlation inside one group of comparable rows."""
+    """Rank correlation inside one group of comparable rows: over all pairs, and over those more than 2 % apart."""
 
     group: str
     rows: int
     tau: float
+    tau_apart: float | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,9 +64,14 @@ class Report:
         found: list[Tau] = []
         for name, part in itertools.groupby(named, key=lambda row: str(row.group)):
             rows = list(part)
-            tau = kendall_tau([row.published_s for row in rows], [row.predicted_s for row in rows])
+            published, predicted = (
+                [getattr(row, key) / row.work for row in rows] for key in ("published_s", "predicted_s")
+            )
+            tau = kendall_tau(published, predicted)
             if len(rows) >= _LEAST_GROUP and tau is not None:
-                found.append(Tau(group=name, rows=len(rows), tau=tau))
+                found.append(
+                    Tau(group=name, rows=len(rows), tau=tau, tau_apart=kendall_tau(published, predicted, _NOISE))
+                )
         return tuple(found)
 
     @property
@@ -92,10 +93,9 @@ def validate(path: str | Path) -> Report:
 def reprice(rows: Sequence[Mapping[str, str]], *, where: str = "the table") -> Report:
     """The rows of one table priced; RequestError names `where` and the columns that no known table has."""
     columns = set(rows[0]) if rows else set()
-    for name, needed, pricer in _TABLES:
+    for name, needed, price in _TABLES:
         if needed <= columns:
-            systems = load_systems()
-            found = [pricer(number, row, systems) for number, row in enumerate(rows, 1)]
+            found = price(rows)
             return Report(
                 table=name,
                 rows=len(rows),
@@ -107,6 +107,28 @@ def reprice(rows: Sequence[Mapping[str, str]], *, where: str = "the table") -> R
         f"'table' must have the columns of a known kind ({known}), got {', '.join(sorted(columns)) or 'no rows'}; in "
         f"{where}; rename the columns"
     )
+
+
+def _recipes(rows: Sequence[Mapping[str, str]]) -> list[Priced | Refused]:
+    systems, books = load_systems(), published_recipes.Books()
+    return [published_recipes.price_recipe(number, row, systems, books) for number, row in enumerate(rows, 1)]
+
+
+def _collectives(rows: Sequence[Mapping[str, str]]) -> list[Priced | Refused]:
+    systems = load_systems()
+    return [published_collectives.price_collective(number, row, systems) for number, row in enumerate(rows, 1)]
+
+
+def _kernels(rows: Sequence[Mapping[str, str]]) -> list[Priced | Refused]:
+    systems = load_systems()
+    return [published_kernels.price_kernel(number, row, systems) for number, row in enumerate(rows, 1)]
+
+
+_TABLES = (
+    ("recipes", published_recipes.COLUMNS, _recipes),
+    ("collectives", published_collectives.COLUMNS, _collectives),
+    ("kernels", published_kernels.COLUMNS, _kernels),
+)
 
 
 def read_table(path: str | Path) -> list[dict[str, str]]:

@@ -49,7 +49,10 @@ def report_object(report: Report, *, each: bool) -> dict[str, Any]:
         "memory_rows": report.memory_errors.rows,
         "memory_mean_abs_error": report.memory_errors.mean,
         "kendall_tau": report.kendall_tau,
-        "groups": [{"group": tau.group, "rows": tau.rows, "kendall_tau": tau.tau} for tau in report.taus],
+        "groups": [
+            {"group": tau.group, "rows": tau.rows, "kendall_tau": tau.tau, "kendall_tau_apart": tau.tau_apart}
+            for tau in report.taus
+        ],
         "refused": [{"row": refused.row, "reason": refused.reason} for refused in report.refused],
     }
     for key in _KEYS:
@@ -91,8 +94,9 @@ def report_text(report: Report, *, each: bool) -> str:
         lines += ["", f"by {key}"]
         lines += [f"  {part.rows:4d} rows  {_line(part)}  {_short(name)}" for name, part in report.by(key).items()]
     if report.taus:
-        lines += ["", f"rank correlation (Kendall's tau) in groups of 5 and more: mean {report.kendall_tau:.2f}"]
-        lines += [f"  {tau.tau:5.2f}  {tau.rows:3d} rows  {tau.group}" for tau in report.taus]
+        lines += ["", "rank correlation (Kendall's tau; of pairs over 2 % apart) in groups of 5 and more, "
+                  f"mean {report.kendall_tau:.2f}"]  # fmt: skip
+        lines += [f"  {t.tau:5.2f}  {_tau(t.tau_apart)}  {t.rows:3d} rows  {t.group}" for t in report.taus]
     if each:
         lines += ["", "row, published s, predicted s, error"]
         lines += [f"  {r.row:4d}  {r.published_s:10.4g}  {r.predicted_s:10.4g}  {r.error:+7.1%}" for r in report.priced]
@@ -106,6 +110,10 @@ def _line(part: Statistics) -> str:
     shares = (part.mean, part.median, part.p90)
     mean, median, p90 = (0.0 if share is None else share for share in shares)
     return f"mean {mean:6.1%}  median {median:6.1%}  p90 {p90:6.1%}  bias {part.bias or 0.0:+6.1%}"
+
+
+def _tau(tau: float | None) -> str:
+    return "    -" if tau is None else f"{tau:5.2f}"
 
 
 def _short(name: str) -> str:

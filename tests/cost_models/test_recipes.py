@@ -1,0 +1,164 @@
+"""Training recipes: the promised accuracy on published rows, terms that add up, and directions that must hold."""
+
+from __future__ import annotations
+
+import csv
+import dataclasses
+from pathlib import Path
+
+import pytest
+
+from meshwright.cost_models.published_recipes import Books, Reading, read_recipe
+from meshwright.cost_models.recipe_memory import recipe_memory
+from meshwright.cost_models.recipes import Recipe, recipe_step
+from meshwright.cost_models.repricing import Priced, statistics
+from meshwright.cost_models.stacks import find_stack, load_stacks
+from meshwright.cost_models.systems import find_system, load_systems
+from meshwright.cost_models.transformers import find_transformer, load_transformers, read_shape
+from meshwright.cost_models.validation import Report, reprice, validate
+from meshwright.plans.errors import RequestError
+
+DATA = Path(__file__).resolve().parents[2] / "benchmarks" / "data" / "published_throughput.csv"
+
+
+@pytest.fixture(scope="module")
+def report() -> Report:
+    return validate(DATA)
+
+
+def _low(row: Priced) -> bool:
+    return "fp8" in row.kind or "fp4" in row.kind
+
+
+def _dense(row: Priced) -> bool:
+    return row.kind.startswith("dense") and not _low(row)
+
+
+def test_every_row_is_priced(report: Report) -> None:
+    assert report.table == "recipes" and report.rows == len(report.priced) == 289
+
+
+def test_step_times_are_within_the_promise(report: Report) -> None:
+    dense = statistics(row.error for row in report.priced if _dense(row) and row.evidence == "states all")
+    other = statistics(row.error for row in report.priced if not _dense(row))
+    assert dense.rows > 130 and other.rows > 130
+    assert dense.mean is not None and dense.p90 is not None and other.mean is not None
+    assert dense.mean < 0.05 and dense.p90 < 0.10 and other.mean < 0.09
+
+
+def test_rows_that_calculon_reports_are_closer_than_its_own(report: Report) -> None:
+    errors = statistics(row.error for row in report.priced if "korthikanti" in row.source)
+    assert errors.rows == 8 and errors.mean is not None and errors.mean < 0.025  # Calculon: 3.65 %
+
+
+def test_memory_is_within_the_promise(report: Report) -> None:
+    assert report.memory_errors.rows == 19 and (report.memory_errors.mean or 1) < 0.10
+
+
+def test_recipes_are_ranked_as_published(report: Report) -> None:
+    assert len(report.taus) > 15 and (report.kendall_tau or 0) > 0.85
+    apart = [tau.tau_apart for tau in report.taus if tau.tau_apart is not None]
+    assert sum(tau > 0.9 for tau in apart) >= len(apart) - 3
+
+
+def test_every_kind_of_grouping_is_reported(report: Report) -> None:
+    assert len(report.by("source")) == 9 and len(report.by("device")) == 9
+    assert {"dense dp", "dense tp+pp", "moe mxfp8 pp+ep"} <= set(report.by("kind"))
+
+
+def _reading(**change: str) -> Reading:
+    row = dict.fromkeys(next(iter(csv.DictReader(DATA.read_text(encoding="utf-8").splitlines()))), "")
+    row |= {"source_group": "megatron-lm", "model": "LLAMA3_70B", "gpu": "DGX-H100", "n_gpus": "64", "tp": "4",
+            "pp": "4", "micro_batch": "1", "global_batch_seqs": "128", "seq_len": "8192", "precision": "bf16",
+            "tokens_per_s_per_gpu": "900"}  # fmt: skip
+    found = read_recipe({**row, **change}, load_systems(), Books())
+    assert isinstance(found, Reading), found
+    return found
+
+
+def _step(reading: Reading, **change: object) -> float:
+    recipe = dataclasses.replace(reading.recipe, **change)  # type: ignore[arg-type]
+    return recipe_step(reading.model, recipe, reading.system, reading.stack).step_s
+
+
+def test_terms_add_up_and_nothing_is_negative() -> None:
+    reading = _reading()
+    price = recipe_step(reading.model, reading.recipe, reading.system, reading.stack)
+    assert price.step_s == pytest.approx(sum(seconds for _, seconds in price.terms))
+    assert all(seconds >= -1e-12 for _, seconds in price.terms)
+
+
+def test_directions() -> None:
+    """More work, recomputation or bubbles cost more; interleaving, lower precision and overlap cost less."""
+    reading = _reading()
+    step = _step(reading)
+    assert _step(reading, recompute="full") > _step(reading, recompute="selective") > step
+    assert _step(reading, global_batch=256) > 1.8 * step
+    assert _step(reading, virtual=5) < step
+    assert _step(reading, precision="fp8") < step
+    assert _step(reading, async_tp=True) < step
+    assert _step(reading, seq_len=16384) > 2 * step
+
+
+def test_memory_falls_with_sharding_and_recomputation() -> None:
+    reading = _reading(source_group="torchtitan", tp="8", pp="1")
+
+    def bytes_of(**change: object) -> float:
+        recipe = dataclasses.replace(reading.recipe, **change)  # type: ignore[arg-type]
+        return recipe_memory(reading.model, recipe, reading.system, reading.stack).total_bytes
+
+    assert bytes_of(shard="full") < bytes_of(shard="optimizer") < bytes_of(shard="none")
+    assert bytes_of(recompute="full") < bytes_of(recompute="selective") < bytes_of(recompute="none")
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"model": "Babbage-1837"}, "no shape"),
+        ({"gpu": "abacus"}, "no device sheet"),
+        ({"source_group": "an unknown stack"}, "no software stack"),
+        ({"tp": ""}, "degrees"),
+        ({"tp": "3"}, "cannot be split"),
+        ({"seq_len": ""}, "sequence length"),
+        ({"global_batch_seqs": "", "micro_batch": ""}, "global batch"),
+        ({"global_batch_seqs": "127"}, "cannot be split over"),
+        ({"tokens_per_s_per_gpu": "", "model_tflops_per_gpu": ""}, "step time"),
+        ({"precision": "int3"}, "precision"),
+    ],
+)
+def test_what_a_row_does_not_say_is_named(change: dict[str, str], reason: str) -> None:
+    rows = list(csv.DictReader(DATA.read_text(encoding="utf-8").splitlines()))
+    row = next(row for row in rows if row["model"] == "LLAMA3_70B" and row["gpu"] == "DGX-H100")
+    assert not reprice([row]).refused
+    (refused,) = reprice([{**row, **change}]).refused
+    assert reason in refused.reason
+
+
+def test_shapes_count_the_published_parameters() -> None:
+    shapes = load_transformers()
+    for name, billions in {"LLAMA3.1_405B": 405.8, "Qwen3_235B_a22B": 235.1, "DeepSeekV3 (w/o MTP)": 671.0,
+                           "MPT-7b": 6.65, "Kimi_K2": 1026.0, "Nemotron_3_Nano": 31.6}.items():  # fmt: skip
+        shape = find_transformer(shapes, name)
+        assert shape is not None and shape.parameters() / 1e9 == pytest.approx(billions, rel=0.01)
+    told = read_shape("heads=16 hidden=2048 layers=24 vocab=131072", "a note")
+    assert told is not None and told.parameters() == pytest.approx(1.74e9, rel=0.01)
+    assert read_shape("many layers", "a note") is None and find_transformer(shapes, "Babbage-1837") is None
+
+
+def test_impossible_recipes_are_refused() -> None:
+    with pytest.raises(RequestError, match="devices"):
+        Recipe(devices=8, tp=3, seq_len=128, micro_batch=1, global_batch=8)
+    with pytest.raises(RequestError, match="global_batch"):
+        Recipe(devices=8, seq_len=128, micro_batch=1, global_batch=7)
+
+
+def test_damaged_tables_are_named() -> None:
+    with pytest.raises(RequestError, match="unknown or missing"):
+        load_transformers('[[model]]\nmatch = "a"\nlayers = 1\nwheels = 4\n')
+    with pytest.raises(RequestError, match="system"):
+        load_systems('[[system]]\nname = "a"\n')
+    stacks = load_stacks()
+    stack, system = find_stack(stacks, "megatron-bridge 26.04"), find_system(load_systems(), "DGX-H100")
+    assert stack is not None and system is not None and find_stack(stacks, "nothing") is None
+    with pytest.raises(RequestError, match="precision"):
+        stack.family(system.device.name, "nvfp4")
