@@ -9,6 +9,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from .planner.adapt import adapt
     from .planner.api import plan
     from .planner.apply import apply, autoparallelize
     from .planner.conflicts import explain_infeasible
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from .planner.verify import check
     from .plans import VERSION as __version__
     from .plans import (
+        Adapted,
         CaptureError,
         CheckError,
         Cluster,
@@ -37,6 +39,7 @@ if TYPE_CHECKING:
     )
 
 __all__ = [
+    "Adapted",
     "CaptureError",
     "CheckError",
     "Cluster",
@@ -55,6 +58,7 @@ __all__ = [
     "RequestError",
     "UnsupportedOpError",
     "__version__",
+    "adapt",
     "apply",
     "autoparallelize",
     "check",
@@ -67,6 +71,7 @@ __all__ = [
 _FROM_PLANNER = {
     "Constraint": "constraints",
     "OpRule": "own_rules",
+    "adapt": "adapt",
     "apply": "apply",
     "autoparallelize": "apply",
     "check": "verify",

@@ -16,7 +16,17 @@ import click
 import msgspec
 
 from .cli_explain import explain_command, specs_command
-from .cli_output import Usage, batch_notes, diff_object, held_stdout, plan_object, progress_line, put_json, put_text
+from .cli_output import (
+    Usage,
+    adapted,
+    batch_notes,
+    diff_object,
+    held_stdout,
+    plan_object,
+    progress_line,
+    put_json,
+    put_text,
+)
 from .cli_simulate import simulate_command
 from .plans import VERSION, CheckError, Cluster, Infeasible, Mesh, MeshwrightError, Plan, RequestError
 from .validate_command import validate_command
@@ -288,6 +298,8 @@ def diff_command(stream: TextIO, first: str, second: str, as_json: bool) -> int:
 @click.argument("plan_path", metavar="PLAN")
 @click.argument("spec")
 @_model_options
+@click.option("--adapt", is_flag=True, help="Carry the plan over to a changed model; solve for what is new in it.")
+@click.option("-o", "--output", help="Write the plan file here.")
 @_JSON
 @click.pass_obj
 def replay_command(
@@ -297,6 +309,8 @@ def replay_command(
     global_batch: int | None,
     seq_len: int | None,
     layers: int | None,
+    adapt: bool,
+    output: str | None,
     as_json: bool,
 ) -> int:
     """Take a plan as it is, without solving.
@@ -305,12 +319,17 @@ def replay_command(
     """
     usage = Usage.begin()
     plan = Plan.load(plan_path)
-    now = _requests().replay_spec(plan, spec, global_batch=global_batch, seq_len=seq_len, layers=layers)
+    size = {"global_batch": global_batch, "seq_len": seq_len, "layers": layers}
+    found = _requests().adapt_spec(plan, spec, **size) if adapt else None
+    now = found.plan if found else _requests().replay_spec(plan, spec, **size)
     diff = plan.diff(now)
+    if output is not None:
+        now.save(output)
     if as_json:
-        put_json(stream, {**plan_object(now, usage), "same": diff.same})
+        put_json(stream, {**plan_object(now, usage), "same": diff.same, "plan": output, "adapted": adapted(found)})
     else:
-        put_text(stream, str(diff))
+        ends = [f"written to {output}"] if output is not None else []
+        put_text(stream, "\n\n".join([*([str(found)] if found else []), str(diff), *ends]))
     return 0
 
 

@@ -12,9 +12,19 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, TextIO
 
-from .plans import Change, Diff, Plan
+from .plans import Adapted, Change, Diff, Plan
 
-__all__ = ["Usage", "batch_notes", "diff_object", "held_stdout", "plan_object", "progress_line", "put_json", "put_text"]
+__all__ = [
+    "Usage",
+    "adapted",
+    "batch_notes",
+    "diff_object",
+    "held_stdout",
+    "plan_object",
+    "progress_line",
+    "put_json",
+    "put_text",
+]
 
 Progress = Callable[[str, float, float], None]
 
@@ -69,6 +79,13 @@ def batch_notes(plan: Plan) -> list[str]:
         f"note: the global batch is the spec's own, {batch} samples, which {size} devices cannot share evenly; "
         f"--global-batch {fitting} would give each {fitting // size}"
     ]
+
+
+def adapted(found: Adapted | None) -> dict[str, Any] | None:
+    """What `replay --adapt --json` says of what was carried over; names, without the plan."""
+    if found is None:
+        return None
+    return {name: getattr(found, name) for name in found.__struct_fields__ if name != "plan"}
 
 
 def diff_object(diff: Diff) -> dict[str, Any]:

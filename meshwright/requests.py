@@ -8,16 +8,16 @@ from typing import Any
 
 import msgspec
 
-from .planner.api import draft, plan
-from .planner.apply import check_fits
+from .planner.adapt import adapt, differences, reprice
+from .planner.api import plan
 from .planner.check import CheckReport
 from .planner.conflicts import explain_infeasible
 from .planner.explain import explain
 from .planner.verify import check
-from .plans import Cluster, Explanation, Infeasible, Mesh, Origin, Plan
+from .plans import Adapted, Cluster, Explanation, Infeasible, Mesh, Origin, Plan, ReplayError
 from .specs import load_spec
 
-__all__ = ["check_spec", "explain_spec", "plan_spec", "replay_spec"]
+__all__ = ["adapt_spec", "check_spec", "explain_spec", "plan_spec", "replay_spec"]
 
 # Seconds, at most, for finding out why nothing fits.
 _CONFLICT_S = 30.0
@@ -112,18 +112,33 @@ def _built(spec: str, size: dict[str, int | None]) -> tuple[Any, tuple, dict[str
 def replay_spec(
     plan: Plan, spec: str, *, global_batch: int | None = None, seq_len: int | None = None, layers: int | None = None
 ) -> Plan:
-    """`plan` itself, once it is sure that it fits the model of `spec`. ReplayError names the first difference."""
-    found = load_spec(spec, batch=global_batch, seq_len=seq_len, layers=layers)
-    model, args, kwargs = found.build()
-    prepared = draft(
-        model,
-        args,
-        kwargs,
-        cluster=plan.cluster,
-        mesh=plan.mesh,
-        loss=found.loss,
-        recompute=plan.options.recompute,
-        optimizer="none",
-    )
-    check_fits(plan, model, prepared.captured, prepared.blocks)
-    return plan
+    """`plan` itself at today's prices, once it is sure that it fits the model of `spec`.
+
+    ReplayError names the first difference, and what else is new or gone.
+    """
+    call, loss = _call(spec, global_batch, seq_len, layers)
+    try:
+        return reprice(plan, *call, loss=loss)
+    except ReplayError as error:
+        if "version" in str(error):
+            raise
+        told = differences(plan, *call, loss=loss)
+        if told.same:
+            raise
+        raise ReplayError(f"{error}\n{told}\n--adapt carries over what is the same and solves for the rest") from error
+
+
+def adapt_spec(
+    plan: Plan, spec: str, *, global_batch: int | None = None, seq_len: int | None = None, layers: int | None = None
+) -> Adapted:
+    """`plan` carried over to the model of `spec`."""
+    call, loss = _call(spec, global_batch, seq_len, layers)
+    found = adapt(plan, *call, loss=loss)
+    origin = Origin(spec=spec, global_batch=global_batch, seq_len=seq_len, layers=layers)
+    model = msgspec.structs.replace(found.plan.model, origin=origin)
+    return msgspec.structs.replace(found, plan=msgspec.structs.replace(found.plan, model=model))
+
+
+def _call(spec: str, batch: int | None, seq_len: int | None, layers: int | None) -> tuple[tuple, Callable | None]:
+    found = load_spec(spec, batch=batch, seq_len=seq_len, layers=layers)
+    return found.build(), found.loss

@@ -34,6 +34,7 @@ __all__ = [
     "capture_by",
     "capture_for",
     "check_fits",
+    "check_torch",
     "device_mesh_for",
     "here",
     "usual_here",
@@ -52,15 +53,20 @@ def apply(
     device_mesh: DeviceMesh | None = None,
     in_place: bool = False,
     rules: Sequence[OpRule] = (),
+    adapt: bool = False,
 ) -> nn.Module:
-    """`model` run by `plan`: nothing is solved. Every rank calls this with the same model and inputs of the same
-    shapes.
+    """`model` run by `plan`: nothing is solved, unless `adapt` asks to carry the plan over to a changed model first.
+    Every rank calls this with the same model and inputs of the same shapes.
 
     `loss` must be the one that the plan was made with, and so must `rules`. Without `device_mesh`, one is made on the
     process group.
     Raises ReplayError naming the first difference when the plan is for another model, mesh or torch version.
     """
     mesh = device_mesh or device_mesh_for(plan.mesh)
+    if adapt:
+        from .adapt import adapt as carried_over
+
+        plan = agreed(lambda: carried_over(plan, model, args, kwargs, loss=loss, rules=rules).plan)
     captured = capture_for(plan, model, args, kwargs or {}, loss, rules)
     sound = partial(check_layouts, plan, rules=rules)
     return parallelize(model, captured, plan, mesh, loss=loss, in_place=in_place, sound=sound)
@@ -75,7 +81,7 @@ def capture_for(
     rules: Sequence[OpRule] = (),
 ) -> Captured:
     """The model captured as the plan wants it, once it is sure that the plan is for it."""
-    _check_torch(plan)
+    check_torch(plan)
     captured = capture_by(plan, model, args, kwargs, loss)
     check_fits(plan, model, captured, rules=rules)
     return captured
@@ -102,7 +108,7 @@ def check_fits(
     rules: Sequence[OpRule] = (),
 ) -> None:
     """ReplayError when `plan` is for another model than `captured`, naming the first difference."""
-    _check_torch(plan)
+    check_torch(plan)
     _same_tensors(plan, model)
     inputs = {s.name: s for s in captured.sources.values() if s.kind == "input"}
     for tensor in plan.inputs:
@@ -129,7 +135,8 @@ def check_fits(
         )
 
 
-def _check_torch(plan: Plan) -> None:
+def check_torch(plan: Plan) -> None:
+    """ReplayError where the plan's torch version, or the one that runs, is outside of the range."""
     have, want = (
         tuple(int(x) for x in v.split("+")[0].split(".")[:2]) for v in (torch.__version__, plan.torch_version)
     )

@@ -18,11 +18,12 @@ from ..plans.words import bytes_words, layout_words, seconds_words
 from .api import Draft, draft
 from .apply import check_fits
 from .constraints import Constraint
+from .own_rules import OpRule
 from .problem import evaluate
 from .recall import Recalled, recall
 from .scenario import Found, Mask, Scenario
 
-__all__ = ["explain", "reopen"]
+__all__ = ["draft_of", "explain", "reopen"]
 
 LossFunction = Callable[[Any], torch.Tensor]
 
@@ -47,12 +48,13 @@ def explain(
     more_memory_bytes: int = 8 * _GIB,
     limits: bool | None = None,
     time_limit_s: float = 60.0,
+    rules: Sequence[OpRule] = (),
 ) -> Explanation:
     """Why `plan` lays what `names` mean as it does, what the next best would be, and what the request's limits cost.
 
     names         parameters, buffers, inputs, outputs and ops of the plan; `*` matches, `layers.3.wq.weight` also
                   means the `layers.*.wq.weight` that it shares its choice with
-    model, args, kwargs, loss    as the plan was made with. Without a model only what the plan records is told
+    model, args, kwargs, loss, rules    as the plan was made with. Without a model only what the plan records is told
     layout        ask for this layout, e.g. "S(0),R", and not for the next best one
     more_memory_bytes, limits    also solve with so much more memory per device, without a limit, and without each
                   constraint; by default where no name is given
@@ -67,7 +69,7 @@ def explain(
     if model is None:
         return Explanation(predicted=plan.predicted, facts=facts, alternatives=(), limits=(), notes=(_NEEDS,))
     wanted = None if layout is None else Constraint.parse(f"{asked[0] if asked else '*'} = {layout}", plan.mesh.ndim)
-    prepared, base = reopen(plan, model, args, kwargs, loss=loss)
+    prepared, base = reopen(plan, model, args, kwargs, loss=loss, rules=rules)
     found = _Explainer(plan, prepared, base, time_limit_s)
     alternatives = list(found.alternatives(facts, wanted))
     told = tuple(found.limits(more_memory_bytes)) if limits or (limits is None and not asked) else ()
@@ -87,12 +89,31 @@ def reopen(
     kwargs: dict[str, Any] | None = None,
     *,
     loss: LossFunction | None = None,
+    rules: Sequence[OpRule] = (),
 ) -> tuple[Draft, Recalled]:
     """The draft that `plan` was made from, its constraints not held, and the plan's choices in it.
 
     ReplayError names the first thing in which the model is another one."""
+    prepared = draft_of(plan, model, args, kwargs, loss=loss, rules=rules)
+    check_fits(plan, model, prepared.captured, prepared.blocks)
+    found = recall(plan, prepared.formulation)
+    if not found.whole or len(found.choices) < len(prepared.formulation.decisions):
+        raise ReplayError(f"'plan' must make every choice of this model, got {_difference(found)}; plan again")
+    return prepared, found
+
+
+def draft_of(
+    plan: Plan,
+    model: nn.Module,
+    args: Sequence[Any],
+    kwargs: dict[str, Any] | None,
+    *,
+    loss: LossFunction | None = None,
+    rules: Sequence[OpRule] = (),
+) -> Draft:
+    """The draft of `model` under the request that `plan` answers, its constraints not held."""
     options = plan.options
-    prepared = draft(
+    return draft(
         model,
         args,
         kwargs,
@@ -106,14 +127,10 @@ def reopen(
         memory_limit_bytes=options.memory_limit_bytes,
         replicate=options.replicate,
         dynamic=options.dynamic,
+        rules=rules,
         name=plan.model.name,
         held=False,
     )
-    check_fits(plan, model, prepared.captured, prepared.blocks)
-    found = recall(plan, prepared.formulation)
-    if not found.whole or len(found.choices) < len(prepared.formulation.decisions):
-        raise ReplayError(f"'plan' must make every choice of this model, got {_difference(found)}; plan again")
-    return prepared, found
 
 
 def _difference(found: Recalled) -> str:

@@ -217,7 +217,9 @@ class _Entries:
         lead = f"{path}." if path else ""
         rest = name[len(lead) + len(str(number)) :]
         own = there - 1 if number == here - 1 else number if number < there - 1 else None
-        return [f"{lead}{part}{rest}" for part in (own, "*") if part is not None]
+        # Of two blocks, the last is the only one that has a block before it, as those between have.
+        parts = (own, "*", there - 1 if number else None)
+        return list(dict.fromkeys(f"{lead}{part}{rest}" for part in parts if part is not None))
 
     def unused(self) -> tuple[str, ...]:
         """Names of the plan that were never asked for; results of the step follow from the others."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from .actions import Action, TimedAction, parse_action
+from .adapted import Adapted
 from .clusters import Cluster, Link
 from .conflict import Conflict
 from .diff import Change, Diff, Figure
@@ -53,6 +54,7 @@ from .steps import Step, parse_step
 from .version import VERSION
 
 __all__ = [
+    "Adapted",
     "Alternative",
     "Action",
     "Block",
