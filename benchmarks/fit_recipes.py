@@ -177,12 +177,17 @@ def priors(table: dict[str, Any]) -> dict[str, Any]:
 def leave_out(rows: Rows, table: dict[str, Any], pattern: str, rounds: int) -> None:
     """Each source that `pattern` names, predicted by parameters fitted to all others."""
     everything = range(len(rows.rows))
+    fitted, unseen = [], []
     for source in sorted({row["source_group"] for row in rows.rows}):
         if re.search(pattern, source):
             others = [i for i in everything if rows.rows[i]["source_group"] != source]
             own = [i for i in everything if rows.rows[i]["source_group"] == source]
-            report(f"fit: {source}", rows.price(table, own))
-            report(f"out: {source}", rows.price(fit_all(rows, priors(table), others, rounds, ""), own))
+            fitted += rows.price(table, own)
+            unseen += rows.price(fit_all(rows, priors(table), others, rounds, ""), own)
+            report(f"fit: {source}", fitted[-len(own) :])
+            report(f"out: {source}", unseen[-len(own) :])
+    report("fit: all of these", fitted)
+    report("out: all of these", unseen)
 
 
 def main() -> None:
