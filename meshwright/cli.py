@@ -128,6 +128,8 @@ app.add_command(simulate_command)
 @click.option("--eager", is_flag=True, help="Price a program that is not compiled.")
 @click.option("--replicate", multiple=True, help="An op without a sharding rule that may run whole everywhere.")
 @click.option("--time-limit", type=click.FloatRange(min=0, min_open=True), help="Seconds for the solver.")
+@click.option("--warm", help="Start the search from this plan.")
+@click.option("--cache", help="A folder of solved plans: the same problem is not solved twice.")
 @click.option("-o", "--output", help="Write the plan file here.")
 @_JSON
 @click.pass_obj
@@ -146,6 +148,8 @@ def plan_command(
     eager: bool,
     replicate: tuple[str, ...],
     time_limit: float | None,
+    warm: str | None,
+    cache: str | None,
     output: str | None,
     as_json: bool,
 ) -> int:
@@ -172,6 +176,8 @@ def plan_command(
             replicate=replicate,
             time_limit_s=time_limit or 60.0,
             on_progress=on_progress,
+            warm=None if warm is None else Plan.load(warm),
+            cache=cache,
         )
     if output is not None:
         plan.save(output)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -108,6 +109,8 @@ def plan(
     solver: str = "highs",
     name: str | None = None,
     on_progress: Progress | None = None,
+    warm: Plan | None = None,
+    cache: str | os.PathLike[str] | None = None,
 ) -> Plan:
     """The fastest plan found for one training step of `model` on `cluster`, with the proven gap to the best one.
 
@@ -122,6 +125,8 @@ def plan(
     dynamic               dims of inputs whose size may change, as for torch.export: {"x": {0: Dim("batch", max=64)}}
     rules                 how ops of your own split and what they cost (see `OpRule` and docs/custom-ops.md)
     gap, time_limit_s     when the solver may stop: the relative distance to the bound, seconds
+    warm                  a plan to start the search from, e.g. one for the same model under another limit
+    cache                 a folder of solved plans: the same problem is not solved twice (see planner/cache.py)
 
     Raises RequestError (a CaptureError when the model cannot be captured as it is) or Infeasible.
     """
@@ -130,6 +135,7 @@ def plan(
         compiled=compiled, recompute=recompute, memory_limit_bytes=memory_limit_bytes, replicate=replicate, name=name,
         dynamic=dynamic, rules=rules,
         time_limit_s=time_limit_s, gap=gap, solver=solver, on_progress=on_progress,
+        warm=warm, cache=cache,
     )  # fmt: skip
     return prepared.write(solution)
 
@@ -144,16 +150,29 @@ def plan_draft(
     gap: float = 1e-3,
     solver: str = "highs",
     on_progress: Progress | None = None,
+    warm: Plan | None = None,
+    cache: str | os.PathLike[str] | None = None,
     **request: Any,
 ) -> tuple[Draft, Solution]:
     """What `plan` writes, before it is written; arguments as for `plan`."""
+    from .cache import Cache, choices_from
+
+    store = None if cache is None else Cache(cache)
     modes: Sequence[Recompute] = ("pointwise", "block") if recompute == "auto" else (recompute,)
     for mode in modes:
         prepared = draft(model, args, kwargs, recompute=mode, on_progress=on_progress, **request)
+        key = "" if store is None else store.key(prepared, gap=gap, solver=solver)
+        known = None if store is None else store.find(key, prepared)
+        if known is not None:
+            return prepared, known
+        start = None if warm is None else choices_from(warm, prepared)
         try:
-            return prepared, solve_within(
-                prepared, time_limit_s=time_limit_s, gap=gap, solver=solver, on_progress=on_progress
+            solution = solve_within(
+                prepared, time_limit_s=time_limit_s, gap=gap, solver=solver, on_progress=on_progress, warm=start
             )
+            if store is not None:
+                store.keep(key, solution)
+            return prepared, solution
         except Infeasible:
             if mode == modes[-1]:
                 raise

@@ -42,7 +42,9 @@ def explain_infeasible(
     the mode that takes least memory, `block`. Raises what `plan` raises for a wrong request.
     """
     mode: Any = "block" if recompute == "auto" else recompute
-    request = {key: value for key, value in request.items() if key not in ("gap", "solver", "on_progress")}
+    request = {
+        key: value for key, value in request.items() if key not in ("gap", "solver", "on_progress", "warm", "cache")
+    }
     prepared = draft(model, args, kwargs, recompute=mode, held=False, **request)
     return _Conflicts(Scenario.of(prepared, time_limit_s=time_limit_s)).run()
 
