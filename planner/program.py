@@ -20,7 +20,7 @@ import pulp
 
 from .problem import Overlap, Problem, Row
 
-__all__ = ["Matrix", "Outcome", "Program", "build", "run"]
+__all__ = ["Matrix", "Outcome", "Program", "build", "highs", "run"]
 
 # From this many columns on the program goes to HiGHS as arrays: PuLP's objects would take longer than the search.
 _DIRECT = 20_000
@@ -186,7 +186,7 @@ def run(matrix: Matrix, *, solver: str, time_limit_s: float, gap: float, start: 
     if solver == "cbc" or importlib.util.find_spec("highspy") is None:
         return _run_pulp(matrix, _cbc(time_limit_s, gap))
     if len(matrix.cost) < _DIRECT and matrix.integer.any():
-        return _run_pulp(matrix, _highs(time_limit_s, gap))
+        return _run_pulp(matrix, highs(time_limit_s, gap))
     return _run_arrays(matrix, time_limit_s, gap, start)
 
 
@@ -197,7 +197,9 @@ def _cbc(time_limit_s: float, gap: float) -> Any:
         return pulp.PULP_CBC_CMD(msg=False, timeLimit=time_limit_s, gapRel=gap, threads=1)
 
 
-def _highs(time_limit_s: float, gap: float) -> Any:
+def highs(time_limit_s: float, gap: float) -> Any:
+    """HiGHS for PuLP: silent, on one thread, ended by Ctrl-C."""
+
     class Interruptible(pulp.HiGHS):
         """HiGHS through PuLP, in a thread so that Ctrl-C ends the search and not the process."""
 

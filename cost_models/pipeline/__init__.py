@@ -1,4 +1,7 @@
-"""The pipeline simulator: what a schedule of stages costs in time and memory."""
+"""The pipeline simulator: what a schedule of stages costs in time and memory.
+
+`simulate` says everything about one schedule; `incremental.Incremental` only the makespan, compiled, move by move.
+"""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ from typing import Any
 import numba
 import numpy as np
 
-__all__ = ["CODE_KINDS", "Scratch", "compiled", "evaluate"]
+__all__ = ["CODE_KINDS", "Scratch", "compiled", "evaluate", "shift", "weights_follow"]
 
 CODE_KINDS = ("F", "I", "W", "B")
 
@@ -66,6 +66,8 @@ def evaluate(
     lag_backward: np.ndarray,
     microbatches: int,
     start: np.ndarray,
+    sequence: np.ndarray,
+    keep: int,
     at: np.ndarray,
     queue: np.ndarray,
     queued: np.ndarray,
@@ -76,19 +78,35 @@ def evaluate(
     """Write the start of every code into `start`; False if the ranks stand still.
 
     duration: by code. lag_forward[s], lag_backward[s]: from the end of the neighbour's action to stage s. The rest is
-    `Scratch`; afterwards `free` holds the end of each rank.
+    `Scratch`; afterwards `free` holds the end of each rank. sequence: in which turn each position was evaluated; the
+    first `keep` turns of an earlier call with this scratch stand, if only codes of later turns changed places since.
     """
     stages = place.shape[0]
     ranks = first.shape[0] - 1
+    if keep == 0:
+        for stage in range(2 * stages):
+            counts[stage] = 0
+    left = 0
     for rank in range(ranks):
-        at[rank] = first[rank]
-        free[rank] = 0.0
         queue[rank] = ranks - 1 - rank
         queued[rank] = 1
-    for stage in range(2 * stages):
-        counts[stage] = 0
+        position = first[rank]
+        free[rank] = 0.0
+        if keep > 0:
+            position = first[rank + 1]
+            while position > first[rank] and sequence[position - 1] >= keep:
+                position -= 1
+                code = word[position]
+                if code < 2 * stages:
+                    counts[code] -= 1
+                elif code >= 3 * stages:
+                    counts[code - 2 * stages] -= 1
+            if position > first[rank]:
+                free[rank] = start[position - 1] + duration[word[position - 1]]
+        at[rank] = position
+        left += first[rank + 1] - position
+    turn = keep
     waiting = ranks
-    left = word.shape[0]
     while waiting:
         waiting -= 1
         rank = queue[waiting]
@@ -101,6 +119,8 @@ def evaluate(
             stage = code - kind * stages
             if kind == 2:
                 start[position] = now
+                sequence[position] = turn
+                turn += 1
                 now += duration[code]
                 position += 1
                 continue
@@ -120,6 +140,8 @@ def evaluate(
             elif kind != 0 and counts[stage] <= index:
                 break
             start[position] = now
+            sequence[position] = turn
+            turn += 1
             now += duration[code]
             ends[lane * microbatches + index] = now
             counts[lane] = index + 1
@@ -134,3 +156,29 @@ def evaluate(
         at[rank] = position
         free[rank] = now
     return left == 0
+
+
+@compiled
+def shift(word: np.ndarray, source: int, target: int) -> None:
+    """Take the code at `source` out and put it at `target`, the codes between moving by one."""
+    code = word[source]
+    step = 1 if target > source else -1
+    position = source
+    while position != target:
+        word[position] = word[position + step]
+        position += step
+    word[target] = code
+
+
+@compiled
+def weights_follow(word: np.ndarray, low: int, high: int, stages: int, stage: int) -> bool:
+    """Whether every W of a stage comes after its I: it has no other data to wait for."""
+    due = 0
+    for position in range(low, high):
+        if word[position] == stages + stage:
+            due += 1
+        elif word[position] == 2 * stages + stage:
+            due -= 1
+            if due < 0:
+                return False
+    return True

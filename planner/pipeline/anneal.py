@@ -6,7 +6,7 @@ import math
 
 import numpy as np
 
-from ...cost_models.pipeline.kernel import compiled, evaluate
+from ...cost_models.pipeline.kernel import compiled, evaluate, shift
 
 __all__ = ["anneal_orders", "draw", "price"]
 
@@ -44,18 +44,6 @@ def _allowed(
         if held > limit:
             return False
     return True
-
-
-@compiled
-def _shift(word: np.ndarray, source: int, target: int) -> None:
-    """Take the code at `source` out and put it at `target`, the codes between moving by one."""
-    code = word[source]
-    step = 1 if target > source else -1
-    position = source
-    while position != target:
-        word[position] = word[position + step]
-        position += step
-    word[target] = code
 
 
 @compiled
@@ -172,6 +160,7 @@ def anneal_orders(
     best_cuts: np.ndarray,
     result: np.ndarray,
     start: np.ndarray,
+    sequence: np.ndarray,
     at: np.ndarray,
     queue: np.ndarray,
     queued: np.ndarray,
@@ -203,6 +192,8 @@ def anneal_orders(
         lag_backward,
         microbatches,
         start,
+        sequence,
+        0,
         at,
         queue,
         queued,
@@ -254,7 +245,7 @@ def anneal_orders(
                 goal = min(max(source + reach, first[rank]), first[rank + 1] - 1)
             if word[goal] == word[source]:
                 continue
-            _shift(word, source, goal)
+            shift(word, source, goal)
             good = _allowed(word, first[rank], first[rank + 1], stages, memory, limits[rank], done)
         if good and evaluate(
             word,
@@ -265,6 +256,8 @@ def anneal_orders(
             lag_backward,
             microbatches,
             start,
+            sequence,
+            0,
             at,
             queue,
             queued,
@@ -299,5 +292,5 @@ def anneal_orders(
             price(cut, low, cuts[cut], prefix, overhead, duration, memory, stages)
             price(cut + 1, cuts[cut], high, prefix, overhead, duration, memory, stages)
         else:
-            _shift(word, goal, source)
+            shift(word, goal, source)
     return iterations

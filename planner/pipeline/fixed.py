@@ -8,9 +8,9 @@ from itertools import count
 import numpy as np
 
 from ...cost_models.pipeline import StageCosts, simulate
+from ...cost_models.pipeline.arrays import Arrays, orders_of, schedule_of
 from ...plans import Infeasible, RequestError, Schedule
 from ..zoo import interleaved, one_f_one_b, v_half, v_min, zb_h1, zb_h2, zb_v
-from .arrays import Arrays, orders_of, schedule_of
 from .bounds import fixed_stages_bound
 from .listing import list_schedules
 from .orders import Clock, Orders, improve

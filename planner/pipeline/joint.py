@@ -9,9 +9,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from ...cost_models.pipeline import simulate
+from ...cost_models.pipeline.arrays import Arrays, orders_of, schedule_of
 from ...plans import Infeasible, RequestError, Schedule
 from ..zoo import chunks_of, loop_placement, named_schedule, v_placement
-from .arrays import Arrays, orders_of, schedule_of
 from .listing import ListScratch, list_orders
 from .orders import Clock, Orders, improve
 from .plans import anneal_plans
@@ -22,6 +22,10 @@ from .result import Tuned
 __all__ = ["tune_profile"]
 
 _ZOO = ("1f1b", "interleaved:2", "interleaved:4", "zb-h1", "zb-h2", "zb-v", "v-half", "v-min", "dualpipev")
+_STAGES_PER_RANK = (1, 1.5, 2, 3, 4)
+# How many drafts go on (0: all), how often each is run, the share of the time, and the temperature as a share of the
+# bound.
+_ROUNDS = ((0, 1, 0.25, 0.01), (4, 2, 0.35, 0.01), (2, 1, 0.2, 0.004))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,9 +84,7 @@ def tune_profile(
         prefix=_prefix(profile),
         delays=np.full(profile.units, profile.delay),
         limits=np.array(given) + 1e-9,
-        bound=profile_bound(
-            profile, ranks, microbatches, limits=limits, overhead=overhead, seconds=0.1 * clock.limit_s
-        ),
+        bound=profile_bound(profile, ranks, microbatches, limits=limits, seconds=0.05 * clock.limit_s),
         seed=seed,
     )
     best, progress = _search(problem, clock)
@@ -144,24 +146,22 @@ def _search(problem: _Problem, clock: Clock) -> tuple[Orders, list[tuple[float, 
     best = _Best(clock)
     for orders in _published(problem):
         best.take(orders)
-    drafts = list(_drafts(problem))
+    pool = list(_drafts(problem))
     budget = max(0.0, clock.left_s)
-    # Half of the time for plans, the number of drafts halved from round to round; half for their orders.
-    rounds = max(1, math.ceil(math.log2(len(drafts))))
-    rate = 0.0
-    for round_ in range(rounds):
-        seconds = 0.5 * budget / rounds / len(drafts)
-        for draft in drafts:
-            if best.step <= problem.bound * (1 + 1e-9):
+    # All kinds of drafts for a short time, the best of them anew and for longer, the very best cooler; then orders.
+    for round_, (keep, repeats, share, heat) in enumerate(_ROUNDS):
+        pool = sorted(pool, key=lambda draft: draft.step)[: keep or len(pool)]
+        runs = [(draft, repeat) for repeat in range(repeats) for draft in pool]
+        until = clock.left_s - share * budget
+        grown: list[_Draft] = []
+        for index, (draft, repeat) in enumerate(runs):
+            seconds = (clock.left_s - until) / (len(runs) - index)
+            if best.step <= problem.bound * (1 + 1e-9) or seconds <= 0:
                 break
-            begin = clock.spent_s
-            size = 3 * len(draft.place) * problem.microbatches
-            moves = max(20, int(seconds * rate / size)) if rate else 20
-            _anneal(problem, draft, moves, round_, rounds)
-            rate = moves * size / max(clock.spent_s - begin, 1e-6) if rate or round_ or draft is not drafts[0] else 5e6
-            best.take(_orders_of(problem, draft))
-        drafts = sorted(drafts, key=lambda draft: draft.step)[: max(1, len(drafts) // 2)]
-    _polish(problem, clock, best, drafts)
+            grown.append(_annealed(problem, draft, heat, seconds, clock, seed=97 * round_ + repeat))
+            best.take(_orders_of(problem, grown[-1]))
+        pool += grown
+    _polish(problem, clock, best)
     if best.orders is None:
         raise Infeasible(
             "'memory' must let some partition keep one micro-batch of each rank, got none that does; raise it"
@@ -194,9 +194,9 @@ def _as_orders(problem: _Problem, schedule: Schedule, cuts: Sequence[int]) -> It
 
 
 def _drafts(problem: _Problem) -> Iterator[_Draft]:
-    """Stage counts from the number of ranks to six times it, once around and forth and back, of about equal cost."""
+    """Stage counts from the number of ranks to four times it, once around and forth and back, of about equal cost."""
     ranks, units = problem.ranks, problem.profile.units
-    counts = sorted({min(units, round(ranks * share)) for share in (1, 1.25, 1.5, 2, 2.5, 3, 3.5, 4, 5, 6)})
+    counts = sorted({min(units, round(ranks * share)) for share in _STAGES_PER_RANK})
     for stages in counts:
         cuts = _even_cuts(problem, stages)
         chunks = -(-stages // ranks)
@@ -222,37 +222,52 @@ def _even_cuts(problem: _Problem, stages: int) -> np.ndarray:
     return np.array(cuts, np.int64)
 
 
-def _anneal(problem: _Problem, draft: _Draft, moves: int, round_: int, rounds: int) -> None:
-    """Anneal a draft in place, cooler from round to round."""
+def _annealed(problem: _Problem, draft: _Draft, heat: float, seconds: float, clock: Clock, *, seed: int) -> _Draft:
+    """The best of an annealing run of about so many seconds from `draft`."""
     stages = len(draft.place)
-    hot = 0.03 * 0.5**round_ * problem.bound
-    best = [part.copy() for part in (draft.cuts, draft.place, draft.urgency, draft.window, draft.knobs)]
-    step = anneal_plans(
-        *(part.copy() for part in best),
-        problem.prefix,
-        problem.overhead,
-        problem.delays,
-        problem.limits,
-        np.zeros(problem.ranks),
-        problem.microbatches,
-        moves,
-        hot,
-        0.1 * hot,
-        np.array(
-            [(problem.seed * 1000003 + round_ * 7919 + stages * 31 + 88172645463325252) % (1 << 62) | 1], np.int64
-        ),
-        *best,
-        *(part.copy() for part in best[:4]),
-        np.zeros(4 * stages),
-        np.zeros(4 * stages),
-        np.zeros(stages),
-        np.zeros(stages),
-        np.zeros(problem.ranks),
-        *ListScratch.of(problem.ranks, stages, problem.microbatches).parts(),
-    )
-    if step < draft.step:
-        draft.step = step
-        draft.cuts, draft.place, draft.urgency, draft.window, draft.knobs = best
+    plan = [draft.cuts, draft.place, draft.urgency, draft.window, draft.knobs]
+    until = clock.spent_s + seconds
+    # A short run says how long a move takes, and may find something itself.
+    found, moves = draft, 200
+    for pass_ in range(2):
+        begin = clock.spent_s
+        best = [part.copy() for part in plan]
+        step = anneal_plans(
+            *(part.copy() for part in plan),
+            problem.prefix,
+            problem.overhead,
+            problem.delays,
+            problem.limits,
+            np.zeros(problem.ranks),
+            problem.microbatches,
+            moves,
+            heat * problem.bound,
+            0.05 * heat * problem.bound,
+            np.array([_state(problem.seed, seed, pass_)], np.int64),
+            *best,
+            *(part.copy() for part in best[:4]),
+            np.zeros(4 * stages),
+            np.zeros(4 * stages),
+            np.zeros(stages),
+            np.zeros(stages),
+            np.zeros(problem.ranks),
+            *ListScratch.of(problem.ranks, stages, problem.microbatches).parts(),
+        )
+        if step < found.step:
+            found = _Draft(cuts=best[0], place=best[1], urgency=best[2], window=best[3], knobs=best[4], step=step)
+        each = max(clock.spent_s - begin, 1e-6) / moves
+        moves = int((until - clock.spent_s) / each)
+        if moves < 100:
+            break
+    return found
+
+
+def _state(*seeds: int) -> int:
+    """A start of the random numbers, not zero and below 2 ** 62."""
+    value = 88172645463325252
+    for seed in seeds:
+        value = (value * 6364136223846793005 + seed * 1442695040888963407 + 1) % (1 << 62)
+    return value | 1
 
 
 def _orders_of(problem: _Problem, draft: _Draft) -> Orders | None:
@@ -278,7 +293,7 @@ def _orders_of(problem: _Problem, draft: _Draft) -> Orders | None:
     return scratch.orders(arrays, draft.cuts)
 
 
-def _polish(problem: _Problem, clock: Clock, best: _Best, drafts: list[_Draft]) -> None:
+def _polish(problem: _Problem, clock: Clock, best: _Best) -> None:
     """Anneal the orders and the cuts of the best plan until the time is up."""
     rate, round_ = 0.0, 0
     while best.orders is not None and clock.left_s > 0 and best.step > problem.bound * (1 + 1e-9):

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from ...cost_models.pipeline.arrays import Arrays
 from ...cost_models.pipeline.kernel import compiled
-from .arrays import Arrays
 from .orders import Orders
 
 __all__ = ["ListScratch", "list_orders", "list_schedules"]

@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from ...cost_models.pipeline.arrays import Arrays
 from ...cost_models.pipeline.kernel import Scratch
 from .anneal import anneal_orders
-from .arrays import Arrays
 
 __all__ = ["Clock", "Orders", "improve"]
 
@@ -131,6 +131,7 @@ def improve(
         best_cuts,
         result,
         np.empty(size),
+        np.zeros(size, np.int64),
         *Scratch.of(len(orders.first) - 1, stages, arrays.microbatches).parts(),
         np.zeros(4 * stages, np.int64),
         np.empty(size, np.int64),

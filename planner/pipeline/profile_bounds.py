@@ -1,9 +1,21 @@
-"""Lower bounds on the step time of a layer profile under every partition, placement and schedule."""
+"""Lower bounds on the step time of a layer profile under every partition, placement and schedule.
+
+Number the ranks by their lowest unit. Rank k has at least k units and k transfers in front of it, so it starts no
+sooner than these take forth and does its last input gradient no later than these need back from it. Before its first
+input gradient it does forwards only, as many as its memory holds; after its last one weight gradients only,
+likewise. What is left of its time is its work, which an integer program shares out: whole units, memory for one
+micro-batch.
+"""
 
 from __future__ import annotations
 
+import math
+from collections import Counter
 from collections.abc import Sequence
 
+import pulp
+
+from ..program import highs
 from .profiles import LayerProfile
 
 __all__ = ["profile_bound"]
@@ -15,14 +27,115 @@ def profile_bound(
     microbatches: int,
     *,
     limits: Sequence[float] | None = None,
-    overhead: float = 0.0,
     seconds: float = 1.0,
 ) -> float:
-    """A time that no plan undercuts."""
-    total = sum(map(sum, profile.costs)) * microbatches
-    start = 0.0
-    at = 0.0
-    for k in range(ranks):
-        start += at
-        at += profile.costs[min(k, profile.units - 1)][0] + profile.delay
-    return (total + start) / ranks
+    """A time that no plan undercuts; the integer program gets so many seconds and gives what it has proved by then.
+
+    Overheads are left out, which only lowers the bound. limits: memory per rank, all alike for the memory's part.
+    """
+    starts = [_chain(profile, 0, rank) for rank in range(ranks)]
+    ends = [_chain(profile, 1, rank) for rank in range(ranks)]
+    limit = math.inf if limits is None else max(limits)
+    start = max(math.fsum(starts), _memory_start(profile, ranks, microbatches, limit, starts))
+    end = _memory_end(profile, microbatches, limit, ends)
+    work = math.fsum(map(sum, profile.costs)) * microbatches
+    bound = max((work + start + end) / ranks, _single_units(profile, microbatches))
+    bound = max(bound, _shared_out(profile, microbatches, limit, starts, ends, start, end, seconds))
+    return bound * (1 - 1e-9)
+
+
+def _chain(profile: LayerProfile, part: int, units: int) -> float:
+    """Time through the first `units` units, each on another rank."""
+    return math.fsum(cost[part] for cost in profile.costs[:units]) + units * profile.delay
+
+
+def _rate(profile: LayerProfile, part: int) -> float:
+    """The most time of F (0) or W (2) per memory that it holds, of units that hold any."""
+    pairs = zip(profile.costs, profile.memory, strict=True)
+    return max((cost[part] / held for cost, held in pairs if held > 0), default=0.0)
+
+
+def _memory_start(profile: LayerProfile, ranks: int, microbatches: int, limit: float, starts: Sequence[float]) -> float:
+    """The least sum over ranks of the idle time before their first input gradient."""
+    if limit == math.inf:
+        return 0.0
+    forth = math.fsum(cost[0] for cost in profile.costs) + (ranks - 1) * profile.delay
+    busy = _rate(profile, 0) * limit
+    idle = 0.0
+    for rank in range(ranks):
+        # The ranks by their highest unit, from the end: as many units lie behind it.
+        back = math.fsum(cost[1] for cost in profile.costs[profile.units - rank :]) + rank * profile.delay
+        idle += max(starts[rank], forth + back - busy)
+    # Forwards of units that hold nothing may come on top: of the last one for each micro-batch that is all the way
+    # forth.
+    held = math.fsum(profile.memory)
+    through = min(microbatches, math.floor(ranks * limit / held + 1e-9)) if held > 0 else microbatches
+    for unit, (cost, holds) in enumerate(zip(profile.costs, profile.memory, strict=True)):
+        if holds <= 0:
+            idle -= cost[0] * (through if unit == profile.units - 1 else microbatches)
+    return idle
+
+
+def _memory_end(profile: LayerProfile, microbatches: int, limit: float, ends: Sequence[float]) -> float:
+    """The least sum over ranks of the idle time after their last input gradient."""
+    every = math.fsum(cost[2] for cost in profile.costs) * microbatches
+    idle = math.fsum(ends) - every
+    if limit < math.inf:
+        free = zip(profile.costs, profile.memory, strict=True)
+        loose = math.fsum(cost[2] for cost, held in free if held <= 0) * microbatches
+        # A weight gradient that waits holds half of what its forward took.
+        busy = 2 * _rate(profile, 2) * limit
+        idle = max(idle, math.fsum(max(0.0, end - busy) for end in ends) - loose)
+    return max(0.0, idle)
+
+
+def _single_units(profile: LayerProfile, microbatches: int) -> float:
+    """The unit that is busiest with all before it once forth and once back."""
+    bound = forth = back = 0.0
+    for forward, inputs, weights in profile.costs:
+        own = microbatches * (forward + inputs)
+        bound = max(bound, forth + own + back, forth + own + microbatches * weights)
+        forth += forward
+        back += inputs
+    return bound
+
+
+def _shared_out(
+    profile: LayerProfile,
+    microbatches: int,
+    limit: float,
+    starts: Sequence[float],
+    ends: Sequence[float],
+    start: float,
+    end: float,
+    seconds: float,
+) -> float:
+    """The bound of the integer program: how many units of each kind every rank has."""
+    kinds = Counter(zip(profile.costs, profile.memory, strict=True))
+    problem = pulp.LpProblem("shares", pulp.LpMinimize)
+    time = problem.add_variable("time", lowBound=0)
+    problem += time
+    ranks = range(len(starts))
+    begin = [problem.add_variable(f"begin{rank}", lowBound=starts[rank]) for rank in ranks]
+    tail = [problem.add_variable(f"tail{rank}", lowBound=0) for rank in ranks]
+    problem += pulp.lpSum(begin) >= start
+    problem += pulp.lpSum(tail) >= end
+    shares = {
+        (kind, rank): problem.add_variable(f"share{index}_{rank}", lowBound=0, cat="Integer")
+        for index, kind in enumerate(kinds)
+        for rank in ranks
+    }
+    for kind, count in kinds.items():
+        problem += pulp.lpSum(shares[kind, rank] for rank in ranks) == count
+    for rank in ranks:
+        own = [(kind, shares[kind, rank]) for kind in kinds]
+        problem += time >= begin[rank] + tail[rank] + microbatches * pulp.lpSum(sum(k[0]) * n for k, n in own)
+        forth_and_back = microbatches * pulp.lpSum((k[0][0] + k[0][1]) * n for k, n in own)
+        problem += time >= starts[rank] + ends[rank] + forth_and_back
+        problem += pulp.lpSum(n for _, n in own) >= 1
+        if limit < math.inf:
+            problem += pulp.lpSum(k[1] * n for k, n in own) <= limit
+    problem.solve(highs(max(0.2, seconds), 0.0))
+    model = problem.solverModel
+    found = model.getInfo().mip_dual_bound if model is not None else 0.0
+    return found if math.isfinite(found) else 0.0

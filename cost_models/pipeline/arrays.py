@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from ...cost_models.pipeline import StageCosts
-from ...cost_models.pipeline.kernel import CODE_KINDS, Scratch, evaluate
 from ...plans import Action, Schedule
+from .costs import StageCosts
+from .kernel import CODE_KINDS, Scratch, evaluate
 
 __all__ = ["Arrays", "orders_of", "schedule_of"]
 
@@ -63,7 +64,9 @@ class Arrays:
         start = np.empty(len(word))
         scratch = Scratch.of(len(first) - 1, self.stages, self.microbatches)
         costs = (self.place, self.duration, self.lag_forward, self.lag_backward)
-        return start if evaluate(word, first, *costs, self.microbatches, start, *scratch.parts()) else None
+        sequence = np.zeros(len(word), np.int64)
+        moved = evaluate(word, first, *costs, self.microbatches, start, sequence, 0, *scratch.parts())
+        return start if moved else None
 
     def fits(self, word: np.ndarray, first: np.ndarray) -> bool:
         """Whether every rank stays within its limit in this order."""
@@ -82,13 +85,22 @@ def orders_of(schedule: Schedule) -> tuple[np.ndarray, np.ndarray]:
 def schedule_of(word: np.ndarray, first: np.ndarray, place: Sequence[int], microbatches: int) -> Schedule:
     """The schedule that these codes write; micro-batches are numbered as they come."""
     stages = len(place)
-    seen = [0] * (len(CODE_KINDS) * stages)
+    forwards, backwards = [0] * stages, [0] * stages
+    due: list[deque[int]] = [deque() for _ in range(stages)]
     rows = []
     for low, high in zip(first[:-1], first[1:], strict=True):
         row = []
         for code in word[low:high].tolist():
-            kind, stage = divmod(code, stages)
-            row.append(Action(stage, CODE_KINDS[kind], seen[code]))
-            seen[code] += 1
+            number, stage = divmod(code, stages)
+            kind = CODE_KINDS[number]
+            if kind == "W":
+                index = due[stage].popleft()
+            else:
+                seen = forwards if kind == "F" else backwards
+                index = seen[stage]
+                seen[stage] += 1
+            if kind == "I":
+                due[stage].append(index)
+            row.append(Action(stage, kind, index))
         rows.append(tuple(row))
     return Schedule(microbatches=microbatches, placement=tuple(int(rank) for rank in place), actions=tuple(rows))

@@ -1,0 +1,123 @@
+"""The pipeline search: known optima, bounds against all orders, and never above the published schedules."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from meshwright.cost_models.pipeline import StageCosts, simulate
+from meshwright.planner.pipeline import (
+    Clock,
+    LayerProfile,
+    fixed_stages_bound,
+    profile_bound,
+    tune_orders,
+    tune_profile,
+)
+from meshwright.plans import Action, Infeasible, RequestError, Schedule
+
+ROWS = json.loads((Path(__file__).parent / "pipeline_rows.json").read_text())
+
+
+def equal_row(row: dict[str, Any]) -> StageCosts:
+    return StageCosts.equal(row["p"], row["F"], row["B"], row["W"], row["comm"])
+
+
+@pytest.mark.parametrize("row", ROWS["optima"], ids=lambda row: f"{row['p']}-{row['m']}-{row['max_mem']}-{row['F']}")
+def test_known_optima(row: dict[str, Any]) -> None:
+    p, m = row["p"], row["m"]
+    found = tune_orders(equal_row(row), range(p), p, m, limits=[row["max_mem"]] * p, clock=Clock(limit_s=20.0))
+    assert found.simulation.longest_stage_time == row["longest_stage_time"]
+    assert found.lower_bound == found.simulation.makespan and found.fits
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("row", ROWS["zb_auto"], ids=lambda row: f"{row['p']}-{row['m']}-{row['max_mem']}-{row['F']}")
+def test_equal_stages_are_never_worse_than_the_public_scheduler(row: dict[str, Any]) -> None:
+    p, m = row["p"], row["m"]
+    limit_s = 5.0 if p * m < 2000 else 20.0
+    found = tune_orders(equal_row(row), range(p), p, m, limits=[row["max_mem"]] * p, clock=Clock(limit_s=limit_s))
+    assert found.simulation.makespan <= row["makespan"] * (1 + 1e-9) and found.fits
+
+
+def all_orders(stage: int, microbatches: int, limit: float) -> list[tuple[str, ...]]:
+    """Every order of F, I and W of one stage that keeps data and memory."""
+    found = []
+    for word in set(itertools.permutations("F" * microbatches + "I" * microbatches + "W" * microbatches)):
+        count = {"F": 0, "I": 0, "W": 0}
+        good = True
+        for kind in word:
+            count[kind] += 1
+            held = 2 * count["F"] - count["I"] - count["W"]
+            good = good and count["F"] >= count["I"] >= count["W"] and held <= limit
+        if good:
+            found.append(word)
+    return found
+
+
+def as_actions(stage: int, word: tuple[str, ...]) -> tuple[Action, ...]:
+    count = {"F": 0, "I": 0, "W": 0}
+    row = []
+    for kind in word:
+        row.append(Action(stage, kind, count[kind]))
+        count[kind] += 1
+    return tuple(row)
+
+
+@pytest.mark.parametrize("seed", [0, 1, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(2, 30))])
+def test_bound_and_search_against_every_order(seed: int) -> None:
+    rng = random.Random(seed)
+    numbers = [tuple(float(rng.randint(1, 9)) for _ in range(2)) for _ in range(3)]
+    delay, limit = float(rng.randint(0, 2)), float(rng.choice([2, 4, 4, 6]))
+    costs = StageCosts(forward=numbers[0], input_gradient=numbers[1], weight_gradient=numbers[2], delay=delay)
+    words = [all_orders(stage, 2, limit) for stage in (0, 1)]
+    best = float("inf")
+    for pair in itertools.product(*words):
+        actions = tuple(as_actions(stage, word) for stage, word in enumerate(pair))
+        try:
+            time = simulate(Schedule(microbatches=2, placement=(0, 1), actions=actions), costs).makespan
+        except RequestError:
+            continue
+        best = min(best, time)
+    assert fixed_stages_bound(costs.complete(), (0, 1), 2, [limit] * 2) <= best
+    found = tune_orders(costs, (0, 1), 2, 2, limits=[limit] * 2, clock=Clock(limit_s=0.5))
+    assert found.simulation.makespan == best
+
+
+def profile(layers: int, head: float) -> LayerProfile:
+    return LayerProfile(
+        name="made up",
+        unit="s",
+        symbols="T" * layers + "L",
+        costs=((1.0, 1.6, 0.2),) * layers + ((head, head / 4, head / 8),),
+        layers=(1,) * layers + (0,),
+        memory=(2.0,) * layers + (0.0,),
+    )
+
+
+def test_a_profile_is_never_below_its_bound_or_above_the_published() -> None:
+    made = profile(8, 6.0)
+    limit = made.one_f_one_b_memory(2, 4)
+    found = tune_profile(made, 2, 4, limits=[limit] * 2, clock=Clock(limit_s=6.0))
+    assert found.fits and found.cuts is not None and found.lower_bound <= found.simulation.makespan
+    assert found.simulation.makespan <= 1.1 * found.lower_bound
+    assert found.costs == made.stage_costs(found.cuts)
+    assert found.lower_bound >= sum(map(sum, made.costs)) * 4 / 2
+    # More memory never raises the bound.
+    assert profile_bound(made, 2, 4) <= found.lower_bound * (1 + 1e-6)
+
+
+def test_what_cannot_fit_is_said() -> None:
+    costs = StageCosts.equal(2, 1.0, 1.0, 1.0)
+    with pytest.raises(Infeasible, match="rank 0 needs 2, 1 more"):
+        tune_orders(costs, (0, 1), 2, 2, limits=[1.0, 2.0], clock=Clock(limit_s=1.0))
+    with pytest.raises(Infeasible, match="use fewer ranks"):
+        tune_profile(profile(2, 1.0), 4, 2, clock=Clock(limit_s=1.0))
+    with pytest.raises(RequestError, match="equal micro-batches"):
+        varied = StageCosts(forward=(1.0,), input_gradient=(1.0,), weight_gradient=(1.0,), microbatch_scale=(1.0, 2.0))
+        tune_orders(varied, (0,), 1, 2, clock=Clock(limit_s=1.0))
