@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from .planner.adapt import adapt
+    from .passes.regions import any_of
     from .planner.api import plan
     from .planner.apply import apply, autoparallelize
     from .planner.conflicts import explain_infeasible
@@ -59,6 +60,7 @@ __all__ = [
     "UnsupportedOpError",
     "__version__",
     "adapt",
+    "any_of",
     "apply",
     "autoparallelize",
     "check",
@@ -85,6 +87,7 @@ def __getattr__(name: str) -> Any:
     if name not in __all__:
         raise AttributeError(f"module 'meshwright' has no attribute {name!r}")
     module = f".planner.{_FROM_PLANNER[name]}" if name in _FROM_PLANNER else ".plans"
+    module = ".passes.regions" if name == "any_of" else module
     room = importlib.import_module(module, __name__)
     value = getattr(room, "VERSION" if name == "__version__" else name)
     globals()[name] = value

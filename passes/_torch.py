@@ -6,6 +6,7 @@ Tested with torch 2.13; tests/passes/test_torch_names.py names each of them.
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -27,11 +28,14 @@ from torch._subclasses.fake_tensor import (
     FakeTensor,
     FakeTensorMode,
 )
+from torch.distributed.tensor.experimental import _func_map
 from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 from torch.fx.graph import _BoxedCodeGen
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
 __all__ = [
+    "local_map_arguments",
+    "local_maps_go_to",
     "COLLECTIVES",
     "FakeTensor",
     "FakeTensorMode",
@@ -113,6 +117,33 @@ def exporting() -> Iterator[None]:
         yield
     finally:
         torch.compiler._is_compiling_flag = before
+
+
+def local_map_arguments(function: Any) -> tuple | None:
+    """What local_map was given to make `function`: the function, placements of outputs, inputs and input gradients,
+    mesh, whether to redistribute. None when it did not make it."""
+    made = isinstance(function, functools.partial) and function.func is _func_map._local_map_wrapped
+    return function.args if made else None
+
+
+def _through(*given: Any, **kwargs: Any) -> Any:
+    return _meshwright_handler(given[:6], given[6:], kwargs)  # type: ignore[name-defined] # noqa: F821
+
+
+@contextlib.contextmanager
+def local_maps_go_to(handler: Callable[[tuple, tuple, dict[str, Any]], Any]) -> Iterator[None]:
+    """Let calls of functions that local_map made go to `handler`, with what local_map was given, args and kwargs.
+
+    Such a function is a partial of one function of PyTorch, whose code is exchanged meanwhile.
+    """
+    wrapped: Any = _func_map._local_map_wrapped
+    before = wrapped.__code__, wrapped.__globals__.get("_meshwright_handler")
+    wrapped.__globals__["_meshwright_handler"] = handler
+    wrapped.__code__ = _through.__code__
+    try:
+        yield
+    finally:
+        wrapped.__code__, wrapped.__globals__["_meshwright_handler"] = before
 
 
 def module_scope(path: Sequence[str]) -> None:

@@ -25,6 +25,7 @@ from .graph import Captured, Source, SourceKind, argument
 from .naming import block_name, name_nodes
 from .recompute import Recompute
 from .recompute import recompute as repeat
+from .regions import attach_regions, kept_regions
 from .trees import Tree, flatten, flatten_call
 
 __all__ = ["capture"]
@@ -51,14 +52,16 @@ def capture(
     the module and source line, when the model cannot be traced without changing what it computes.
     """
     entry = _Entry.of(model, tuple(args), dict(kwargs or {}), loss)
-    with _explained(entry), _watched(entry), _traced():
-        joint = _torch.joint_graph(entry, entry.example, _torch.decompositions(DECOMPOSED))
-    captured = _read(joint, entry)
-    canonicalize(captured)
-    name_nodes(captured)
-    if recompute != "none":
-        repeat(captured, recompute, lambda node: block_name(captured.names.get(node, "")), again)
+    with kept_regions() as regions:
+        with _explained(entry), _watched(entry), _traced():
+            joint = _torch.joint_graph(entry, entry.example, _torch.decompositions(DECOMPOSED))
+        captured = _read(joint, entry)
+        canonicalize(captured)
         name_nodes(captured)
+        if recompute != "none":
+            repeat(captured, recompute, lambda node: block_name(captured.names.get(node, "")), again)
+            name_nodes(captured)
+    attach_regions(captured.graph, regions)
     return captured
 
 

@@ -176,7 +176,9 @@ class _Localizer:
         args, kwargs = moved
         ins = [edge.layout for edge in plan.inputs]
         if plan.rule:
-            self.local[node] = LOWERINGS[plan.rule](self.emitter, node, args, kwargs, ins, plan.outputs)
+            self.local[node] = LOWERINGS[plan.rule.partition(":")[0]](
+                self.emitter, node, args, kwargs, ins, plan.outputs
+            )
         else:
             self.local[node] = local_op(self.emitter, node, args, kwargs, plan.outputs)
         for index, layout in enumerate(plan.outputs):

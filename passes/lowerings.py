@@ -20,6 +20,7 @@ from ..plans.layouts import Layout, shard
 from .collectives import Emitter
 from .graph import tensor_args, value_of, values_of
 from .naming import op_name
+from .regions import Region
 
 __all__ = ["LOWERINGS"]
 
@@ -150,7 +151,34 @@ def _softmax_backward(
     return result
 
 
+def _region(emit: Emitter, node: fx.Node, args: Any, kwargs: Any, ins: Any, outs: Any) -> fx.Node:
+    """The user's function, of the alternative with these placements, or its derivative."""
+    region: Region = node.meta["region"]
+    mesh = emit.mesh.shape
+    count = len(region.tree.names)
+    at = next(
+        at
+        for at, one in enumerate(region.alternatives)
+        if all(
+            n == 1 or p == q
+            for want, have in zip(one.ins, ins[:count], strict=True)
+            for p, q, n in zip(want, have, mesh, strict=True)
+        )
+    )
+
+    def run(*tensors: torch.Tensor) -> list[torch.Tensor]:
+        return region.run(at, tensors)
+
+    def differentiate(*tensors: torch.Tensor) -> list[torch.Tensor]:
+        return region.differentiate(at, tensors[:count], tensors[count:])
+
+    if op_name(node) == "meshwright.region":
+        return emit.call(run, tuple(args[0]), like=node)
+    return emit.call(differentiate, (*args[0], *args[1]), like=node)
+
+
 LOWERINGS: dict[str, Lowering] = {
+    "region": _region,
     "sharded_rows": _sharded_rows,
     "sharded_gather": _sharded_gather,
     "sharded_scatter": _sharded_scatter,

@@ -5,7 +5,8 @@ Tested with torch 2.13; tests/planner/test_torch_names.py names each of them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -17,9 +18,10 @@ from torch.distributed.tensor._op_schema import OpSchema, OpSpec, OpStrategy, Ru
 from torch.distributed.tensor.placement_types import Partial, Placement
 from torch.export import Dim
 from torch.export.dynamic_shapes import _DerivedDim, _DimHint
-from torch.utils._pytree import tree_map_only
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves, tree_map_only
 
-__all__ = ["dtensor_rules", "export_dim", "is_aten", "overload_of", "spelled"]
+__all__ = ["dtensor_rules", "export_dim", "is_aten", "ops_seen", "overload_of", "spelled"]
 
 # One placement per output, then one per tensor input; None where there is no tensor.
 RawRule = list["str | None"]
@@ -53,6 +55,25 @@ def export_dim(value: object) -> tuple[str, int, int | None, Callable[[int], int
 
 def _span(dim: Any) -> tuple[int, int | None]:
     return int(dim.min), int(dim.max) if isinstance(dim.max, int) else None
+
+
+class _Seen(TorchDispatchMode):
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls: list[tuple[Any, list[torch.Tensor], list[torch.Tensor]]] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        values, results = ([t for t in tree_leaves(v) if isinstance(t, torch.Tensor)] for v in ((args, kwargs), out))
+        self.calls.append((func, values, results))
+        return out
+
+
+@contextlib.contextmanager
+def ops_seen() -> Iterator[list[tuple[Any, list[torch.Tensor], list[torch.Tensor]]]]:
+    """The ops that run while this is entered, each with the tensors that it takes and gives."""
+    with _Seen() as mode:
+        yield mode.calls
 
 
 def dtensor_rules(op: Any, args: tuple, kwargs: dict[str, Any], outputs: int, size: int) -> list[RawRule] | None:

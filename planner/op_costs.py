@@ -18,6 +18,7 @@ from ..cost_models.prices import Prices
 from ..passes.canonical import VIEWS
 from ..passes.graph import Captured, tensor_args, value_of, values_of
 from ..passes.naming import op_name
+from .regions import region_seconds
 
 __all__ = ["Fusion", "Local", "dtype_name", "is_view", "op_seconds"]
 
@@ -126,6 +127,8 @@ def op_seconds(
     count = len(ins[0].bytes) if ins else len(next(o for o in outs if o is not None).bytes)
     if is_view(node) or short in _FREE:
         return np.zeros(count)
+    if "region" in node.meta:
+        return region_seconds(node, [local.sizes for local in ins], rules, prices)
     if "rule" in node.meta:
         return node.meta["rule"].seconds(node, outs, ins, prices) + prices.launch_s
     dtype = dtype_name(next(v for v in values_of(node) if v is not None).dtype)

@@ -23,6 +23,7 @@ from ..plans.errors import UnsupportedOpError
 from ..plans.layouts import PARTIAL, Layout, Placement, is_partial, pieces, shard_dim
 from ..plans.meshes import Mesh
 from . import _torch
+from .regions import region_layouts
 from .rules.math import MATH_RULES
 from .rules.rule import Link, Rule, RuleFunction, from_links, replicated
 from .rules.spatial import SPATIAL_RULES
@@ -117,12 +118,14 @@ class Strategies:
         twins: tuple[fx.Node, ...] = node.meta.get("twins", ())
         key = (op_key(node), *map(op_key, twins))
         if key not in self._strategies:
-            found = self._compose(node, name)
+            found = self._compose(node, name) if "region" not in node.meta else self._of_region(node)
             self._strategies[key] = [s for s in found if all(self.holds(twin, s, name) for twin in twins)]
         return self._strategies[key]
 
     def holds(self, node: fx.Node, strategy: Strategy, name: str = "") -> bool:
         """Whether `strategy` computes what `node` computes, though perhaps of pieces that no search would look at."""
+        if "region" in node.meta:
+            return strategy in self._of_region(node)
         per_axis = []
         for axis, parts in enumerate(self.mesh.shape):
             outs = tuple(None if layout is None else layout[axis] for layout in strategy.outs)
@@ -133,6 +136,11 @@ class Strategies:
             next((r.local for r in rules if r.local), "") == strategy.local and self._sound(rules, pairs)
             for rules in itertools.product(*per_axis)
         )
+
+    def _of_region(self, node: fx.Node) -> list[Strategy]:
+        """The placements that the user gave a region, and no others."""
+        given = enumerate(region_layouts(node, self.mesh))
+        return [Strategy(outs, ins, f"region:{at}") for at, (outs, ins) in given]
 
     def of_tensor(self, shape: Sequence[int], *, partial: bool = False) -> list[Layout]:
         """Every layout in which a parameter, buffer or input of `shape` (elements) can be held."""

@@ -27,6 +27,7 @@ NAMES = [
     "torch._subclasses.fake_tensor.FakeTensor",
     "torch._subclasses.fake_tensor.FakeTensorMode",
     "torch.compiler._is_compiling_flag",
+    "torch.distributed.tensor.experimental._func_map._local_map_wrapped",
     "torch.fx.graph._BoxedCodeGen",
     "torch.fx.experimental.symbolic_shapes.GuardOnDataDependentSymNode",
     "torch.fx.traceback.current_meta",

@@ -27,6 +27,8 @@ NAMES = [
     "torch.distributed.tensor._op_schema.TupleStrategy",
     "torch.export.dynamic_shapes._DerivedDim",
     "torch.export.dynamic_shapes._DimHint",
+    "torch.utils._python_dispatch.TorchDispatchMode",
+    "torch.utils._pytree.tree_leaves",
     "torch.utils._pytree.tree_map_only",
 ]
 aten = torch.ops.aten
