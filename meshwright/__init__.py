@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from .planner.adapt import adapt
-    from .passes.regions import any_of
     from .planner.api import plan
     from .planner.apply import apply, autoparallelize
     from .planner.conflicts import explain_infeasible
     from .planner.constraints import Constraint
     from .planner.explain import explain
     from .planner.own_rules import OpRule
+    from .planner.regions import any_of
     from .planner.verify import check
     from .plans import VERSION as __version__
     from .plans import (
@@ -74,6 +74,7 @@ _FROM_PLANNER = {
     "Constraint": "constraints",
     "OpRule": "own_rules",
     "adapt": "adapt",
+    "any_of": "regions",
     "apply": "apply",
     "autoparallelize": "apply",
     "check": "verify",
@@ -87,7 +88,6 @@ def __getattr__(name: str) -> Any:
     if name not in __all__:
         raise AttributeError(f"module 'meshwright' has no attribute {name!r}")
     module = f".planner.{_FROM_PLANNER[name]}" if name in _FROM_PLANNER else ".plans"
-    module = ".passes.regions" if name == "any_of" else module
     room = importlib.import_module(module, __name__)
     value = getattr(room, "VERSION" if name == "__version__" else name)
     globals()[name] = value

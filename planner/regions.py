@@ -12,13 +12,13 @@ from torch import fx
 from ..cost_models.prices import Prices
 from ..passes.graph import tensor_args, value_of
 from ..passes.naming import op_name
-from ..passes.regions import Alternative, Region
+from ..passes.regions import Alternative, Region, any_of
 from ..plans.errors import CaptureError
 from ..plans.layouts import Layout
 from ..plans.meshes import Mesh
 from . import _torch
 
-__all__ = ["region_layouts", "region_seconds"]
+__all__ = ["any_of", "region_layouts", "region_seconds"]
 
 
 def region_layouts(node: fx.Node, mesh: Mesh) -> list[tuple[tuple[Layout, ...], tuple[Layout, ...]]]:
