@@ -17,7 +17,7 @@ from ..cost_models.prices import Prices
 from ..passes.blocks import repeated_blocks, with_fewer_blocks
 from ..passes.capture import capture
 from ..passes.graph import Captured
-from ..passes.recompute import Recompute
+from ..passes.recompute import RECOMPUTE, Recompute
 from ..plans.clusters import Cluster
 from ..plans.errors import CaptureError, Infeasible, RequestError
 from ..plans.meshes import Mesh
@@ -157,6 +157,8 @@ def plan_draft(
     """What `plan` writes, before it is written; arguments as for `plan`."""
     from .cache import Cache, choices_from
 
+    if solver not in ("highs", "cbc"):
+        raise RequestError(f"'solver' must be highs or cbc, got {solver!r}")
     store = None if cache is None else Cache(cache)
     modes: Sequence[Recompute] = ("pointwise", "block") if recompute == "auto" else (recompute,)
     for mode in modes:
@@ -206,6 +208,8 @@ def draft(
     grid = usual_mesh(where) if mesh is None else Mesh.parse(mesh) if isinstance(mesh, str) else mesh
     if optimizer not in _OPTIMIZERS:
         raise RequestError(f"'optimizer' must be one of {', '.join(_OPTIMIZERS)}, got {optimizer!r}")
+    if recompute not in RECOMPUTE:
+        raise RequestError(f"'recompute' must be one of auto, {', '.join(RECOMPUTE)}, got {recompute!r}")
     if memory_limit_bytes is not None and memory_limit_bytes <= 0:
         raise RequestError(f"'memory_limit_bytes' must be positive, got {memory_limit_bytes}")
     limits = Constraints.of(constraints, grid.ndim, held=held)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
 from torch import nn
 
+from ..passes.recompute import Recompute
 from ..plans.errors import ReplayError
 from ..plans.explanation import Alternative, Explanation, Limit
 from ..plans.facts import Fact, facts_of
@@ -70,7 +72,10 @@ def explain(
         return Explanation(predicted=plan.predicted, facts=facts, alternatives=(), limits=(), notes=(_NEEDS,))
     wanted = None if layout is None else Constraint.parse(f"{asked[0] if asked else '*'} = {layout}", plan.mesh.ndim)
     prepared, base = reopen(plan, model, args, kwargs, loss=loss, rules=rules)
-    found = _Explainer(plan, prepared, base, time_limit_s)
+    lighter: Callable[[], Draft] | None = None
+    if plan.options.recompute == "block":
+        lighter = partial(draft_of, plan, model, args, kwargs, loss=loss, rules=rules, recompute="pointwise")
+    found = _Explainer(plan, prepared, base, lighter, time_limit_s)
     alternatives = list(found.alternatives(facts, wanted))
     told = tuple(found.limits(more_memory_bytes)) if limits or (limits is None and not asked) else ()
     return Explanation(
@@ -110,8 +115,10 @@ def draft_of(
     *,
     loss: LossFunction | None = None,
     rules: Sequence[OpRule] = (),
+    recompute: Recompute | None = None,
 ) -> Draft:
-    """The draft of `model` under the request that `plan` answers, its constraints not held."""
+    """The draft of `model` under the request that `plan` answers, its constraints not held. `recompute` is taken in
+    place of the plan's mode."""
     options = plan.options
     return draft(
         model,
@@ -123,7 +130,7 @@ def draft_of(
         constraints=options.constraints,
         optimizer=options.optimizer,
         compiled=options.compiled,
-        recompute=options.recompute,
+        recompute=recompute or options.recompute,
         memory_limit_bytes=options.memory_limit_bytes,
         replicate=options.replicate,
         dynamic=options.dynamic,
@@ -149,8 +156,10 @@ def _rank(alternative: Alternative) -> float:
 class _Explainer:
     """The solves behind an explanation of one plan."""
 
-    def __init__(self, plan: Plan, prepared: Draft, base: Recalled, time_limit_s: float) -> None:
-        self.plan, self.base = plan, base
+    def __init__(
+        self, plan: Plan, prepared: Draft, base: Recalled, lighter: Callable[[], Draft] | None, time_limit_s: float
+    ) -> None:
+        self.plan, self.base, self.lighter = plan, base, lighter
         self.scenario = Scenario.of(prepared, time_limit_s=time_limit_s)
         self.choices = [base.choices[index] for index in range(len(prepared.formulation.decisions))]
         self.now_s = evaluate(prepared.formulation.problem, self.choices)
@@ -219,16 +228,22 @@ class _Explainer:
 
     def _memory(self, more: int) -> Limit:
         limit = self.scenario.open.limit
-        share = 1.0 / (2 + len(self.scenario.constraints))
-        unlimited = self.scenario.draft(limit=_NO_LIMIT)
-        free = self._told("without a limit", "", self.scenario.solve(unlimited, share=share, warm=self.choices))
-        relaxed = [free]
-        if self._saves(free):
-            larger = self.scenario.draft(limit=limit + more)
-            condition = f"{bytes_words(more)} more a device"
-            relaxed.insert(0, self._told(condition, "", self.scenario.solve(larger, share=share, warm=self.choices)))
+        share = 1.0 / (4 + len(self.scenario.constraints))
+        tries = [("", self.scenario)]
+        if self.lighter is not None:
+            scenario = Scenario.of(self.lighter(), time_limit_s=self.scenario.left_s)
+            tries.append((", recomputing pointwise ops only", scenario))
+        relaxed: list[Alternative] = []
+        for words, scenario in tries:
+            start = self.choices if scenario is self.scenario else None
+            solved = scenario.solve(scenario.draft(limit=_NO_LIMIT), share=share, warm=start)
+            free = self._told(f"without a limit{words}", "", solved)
+            if self._saves(free):
+                solved = scenario.solve(scenario.draft(limit=limit + more), share=share, warm=start)
+                relaxed.append(self._told(f"{bytes_words(more)} more a device{words}", "", solved))
+            relaxed.append(free)
         name = f"memory limit of {bytes_words(limit)} per device"
-        return Limit(name=name, binds=self._saves(free), relaxed=tuple(relaxed))
+        return Limit(name=name, binds=any(map(self._saves, relaxed)), relaxed=tuple(relaxed))
 
     def _saves(self, found: Alternative) -> bool:
         return found.predicted is not None and found.predicted.step_time_s < self.now_s * (1 - _EXACT)

@@ -135,7 +135,7 @@ def _limit(limit: Limit, base: Predicted) -> Iterator[str]:
 
 def _saving(found: Alternative, base: Predicted) -> str:
     if found.predicted is None:
-        return found.reason or "time ran out"
+        return "no plan fits" if found.status == "none" else "time ran out"
     saved = base.step_time_s - found.predicted.step_time_s
     most = max(saved, base.step_time_s - found.bound_s)
     share, least = 100 / base.step_time_s if base.step_time_s else 0.0, _TIE * base.step_time_s

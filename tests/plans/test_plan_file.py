@@ -191,9 +191,11 @@ def mutate_bytes(data: bytes, draw: random.Random) -> bytes:
     return bytes(out)
 
 
-def test_a_thousand_mutated_files_are_refused_or_sound(sample_plan: Plan) -> None:
+@pytest.mark.parametrize("seed", [20260, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(20261, 20271))])
+def test_a_thousand_mutated_files_are_refused_or_sound(sample_plan: Plan, seed: int) -> None:
+    """Ten thousand of them with the slow ones."""
     data = sample_plan.to_bytes()
-    draw = random.Random(20260)
+    draw = random.Random(seed)
     refusals = 0
     start = time.monotonic()
     for index in range(1000):
