@@ -15,7 +15,7 @@ from collections.abc import Iterable, Sequence
 
 from ...cost_models.pipeline import StageCosts
 
-__all__ = ["fixed_stages_bound"]
+__all__ = ["Heads", "fixed_stages_bound", "whole_numbers"]
 
 _F, _I, _W = 0, 1, 2
 _ROUNDS = 6
@@ -27,8 +27,8 @@ def fixed_stages_bound(
     """A time that no schedule of these stages undercuts, in the unit of the costs; `limits`: memory per rank."""
     if costs.microbatch_scale:
         return _load_bound(costs, placement, microbatches)
-    forth = _Heads(costs, placement, microbatches, limits, backwards=False)
-    back = _Heads(costs, placement, microbatches, limits, backwards=True)
+    forth = Heads(costs, placement, microbatches, limits, backwards=False)
+    back = Heads(costs, placement, microbatches, limits, backwards=True)
     bound = 0.0
     for rank in set(placement):
         jobs = []
@@ -43,14 +43,17 @@ def fixed_stages_bound(
     return _settled(bound, costs)
 
 
-def _settled(bound: float, costs: StageCosts) -> float:
-    """A bound freed of rounding: of whole numbers the next whole one, else a little less."""
+def whole_numbers(costs: StageCosts) -> bool:
+    """Whether all times are whole numbers, so that every makespan is one."""
     parts = (costs.forward, costs.input_gradient, costs.weight_gradient, costs.finish)
     numbers = [*(value for part in parts for value in part), costs.overhead]
     numbers += [costs.transfer(stage) for stage in range(costs.stages - 1)]
-    if all(value == int(value) for value in numbers):
-        return float(math.ceil(bound - 1e-6))
-    return bound * (1 - 1e-12)
+    return all(value == int(value) for value in numbers)
+
+
+def _settled(bound: float, costs: StageCosts) -> float:
+    """A bound freed of rounding: of whole numbers the next whole one, else a little less."""
+    return float(math.ceil(bound - 1e-6)) if whole_numbers(costs) else bound * (1 - 1e-12)
 
 
 def _load_bound(costs: StageCosts, placement: Sequence[int], microbatches: int) -> float:
@@ -83,7 +86,7 @@ def _one_rank(jobs: list[tuple[float, float, float]]) -> float:
     return bound
 
 
-class _Heads:
+class Heads:
     """Earliest starts. Read backwards, the same problem has W first and F last, and its heads are the tails of
     this one.
     """

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from itertools import count
 
@@ -11,9 +12,10 @@ from ...cost_models.pipeline import StageCosts, simulate
 from ...cost_models.pipeline.arrays import Arrays, orders_of, schedule_of
 from ...plans import Infeasible, RequestError, Schedule
 from ..zoo import interleaved, one_f_one_b, v_half, v_min, zb_h1, zb_h2, zb_v
-from .bounds import fixed_stages_bound
+from .bounds import fixed_stages_bound, whole_numbers
 from .listing import list_schedules
 from .orders import Clock, Orders, improve
+from .refute import raised_bound
 from .result import Tuned
 
 __all__ = ["tune_orders"]
@@ -21,6 +23,8 @@ __all__ = ["tune_orders"]
 # Actions evaluated per second, before the first run says; and in each search for shorter spans.
 _RATE = 5e7
 _SPAN_MOVES = 1e7
+# The most actions on a rank for which deadlines are refuted: it takes their number squared.
+_REFUTED_ACTIONS = 400
 _HEAT = (0.01, 0.004, 0.002, 0.02)
 
 
@@ -47,13 +51,14 @@ def tune_orders(
     bound = fixed_stages_bound(costs, placement, microbatches, limits)
     arrays = Arrays.of(costs, placement, ranks, microbatches, limits)
     starts = sorted(_starts(arrays, placement, ranks, costs), key=lambda orders: orders.value)
-    best, progress = _search(starts, bound, clock, seed)
+    raised = _Raised(costs, placement, microbatches, limits, bound)
+    best, progress = _search(starts, raised, clock, seed)
     schedule = schedule_of(best.word, best.first, placement, microbatches)
     return Tuned(
         schedule=schedule,
         costs=costs,
         simulation=simulate(schedule, costs),
-        lower_bound=bound,
+        lower_bound=raised.bound,
         limits=None if limits is None else tuple(limits),
         cuts=None,
         progress=tuple(progress),
@@ -61,14 +66,41 @@ def tune_orders(
     )
 
 
-def _search(starts: list[Orders], bound: float, clock: Clock, seed: int) -> tuple[Orders, list[tuple[float, float]]]:
+class _Raised:
+    """The bound, raised from time to time by refuting deadlines below the best that was found."""
+
+    def __init__(
+        self,
+        costs: StageCosts,
+        placement: Sequence[int],
+        microbatches: int,
+        limits: Sequence[float] | None,
+        bound: float,
+    ) -> None:
+        self.problem = (costs, placement, microbatches, limits)
+        self.bound = bound
+        self.tried = math.inf
+        self.step = 1.0 if whole_numbers(costs) else 0.0
+        stages = [list(placement).count(rank) for rank in set(placement)]
+        self.useful = not any(costs.finish) and 3 * microbatches * max(stages) <= _REFUTED_ACTIONS
+
+    def try_below(self, reached: float) -> None:
+        """Raise the bound towards `reached`, if that has not been tried."""
+        if self.useful and self.bound < reached < self.tried:
+            self.tried = reached
+            self.bound = max(self.bound, raised_bound(*self.problem, self.bound, reached, self.step))
+
+
+def _search(starts: list[Orders], raised: _Raised, clock: Clock, seed: int) -> tuple[Orders, list[tuple[float, float]]]:
     """Annealing runs from the best so far and, every fourth time, from another start; then the ranks' spans."""
     best = starts[0]
     progress = [(clock.spent_s, best.step)]
     size = len(best.word)
     rate = 0.0
     for round_ in count():
-        if best.step <= bound * (1 + 1e-9) or clock.left_s <= 0:
+        if round_ in (0, 1) or round_ % 4 == 0 or clock.left_s <= 0:
+            raised.try_below(best.step)
+        if best.step <= raised.bound * (1 + 1e-5 * (raised.step == 0) + 1e-9) or clock.left_s <= 0:
             break
         begin = clock.spent_s
         # The first round is short: it compiles, and says how fast this machine is.
@@ -76,7 +108,7 @@ def _search(starts: list[Orders], bound: float, clock: Clock, seed: int) -> tupl
         iterations = max(1000, int(seconds * rate / size))
         origin = best if round_ % 4 else starts[round_ // 4 % len(starts)]
         hot = _HEAT[round_ % len(_HEAT)]
-        found = improve(origin, iterations, hot=hot, cold=hot * 0.02, seed=seed + round_, target=bound)
+        found = improve(origin, iterations, hot=hot, cold=hot * 0.02, seed=seed + round_, target=raised.bound)
         rate = _RATE if round_ == 0 else iterations * size / max(clock.spent_s - begin, 1e-6)
         if found.value < best.value:
             if found.step < best.step:
