@@ -14,13 +14,22 @@ from typing import Any
 
 import torch
 from torch import fx
+from torch.nn.attention.bias import causal_lower_right
 from torch.nn.functional import scaled_dot_product_attention
 
 from ..plans.layouts import Layout, local_shape
 from .graph import values_of
 from .naming import op_name
 
-__all__ = ["attention", "attention_backward", "attention_elsewhere", "attention_of_nothing", "zeros"]
+__all__ = [
+    "attention",
+    "attention_backward",
+    "attention_elsewhere",
+    "attention_of_nothing",
+    "attention_rows",
+    "attention_rows_backward",
+    "zeros",
+]
 
 
 def _forward(
@@ -54,6 +63,33 @@ def attention_backward(
         leaves = [t.detach().requires_grad_() for t in (q, k, v)]
         out = _forward(leaves[0], leaves[1], leaves[2], mask, causal, scale)
         dq, dk, dv = torch.autograd.grad(out, leaves, grad)
+    return dq.contiguous(), dk.contiguous(), dv.contiguous()
+
+
+def _rows(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, first: int, scale: float | None) -> torch.Tensor:
+    """Causal attention of the queries from number `first` on: keys after the last of them are not seen."""
+    until = first + q.shape[2]
+    mask = causal_lower_right(q.shape[2], until)
+    return scaled_dot_product_attention(q, k[:, :, :until], v[:, :, :until], mask, scale=scale)
+
+
+@torch.compiler.disable
+def attention_rows(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, first: int, scale: float | None
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """As `attention`, causal, for the queries from number `first` on and all keys."""
+    out = _rows(q, k, v, first, scale)
+    return out.contiguous(), q.new_zeros(q.shape[:3], dtype=_sum_dtype(q))
+
+
+@torch.compiler.disable
+def attention_rows_backward(
+    grad: torch.Tensor, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, first: int, scale: float | None
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Gradients of `attention_rows`: those of k and v are what these queries give to them."""
+    with torch.enable_grad():
+        leaves = [t.detach().requires_grad_() for t in (q, k, v)]
+        dq, dk, dv = torch.autograd.grad(_rows(leaves[0], leaves[1], leaves[2], first, scale), leaves, grad)
     return dq.contiguous(), dk.contiguous(), dv.contiguous()
 
 

@@ -5,6 +5,8 @@ sharded_gather    gather along a split dim: likewise a partial sum
 sharded_scatter   scatter a constant along a split dim: write what falls here
 sharded_softmax   softmax, log-softmax and their backwards along a split dim: maximum and sum are reduced over the axis
                   (the vocabulary-parallel cross entropy of Megatron-LM)
+causal_rows       causal attention for some of the queries and all keys: the mask starts at this rank's first query
+                  (context parallelism by gathered keys and values, as in Llama 3, arXiv:2407.21783)
 """
 
 from __future__ import annotations
@@ -17,6 +19,7 @@ import torch
 from torch import fx
 
 from ..plans.layouts import Layout, shard
+from .attention import attention_rows, attention_rows_backward
 from .collectives import Emitter
 from .graph import tensor_args, value_of, values_of
 from .naming import op_name
@@ -177,10 +180,33 @@ def _region(emit: Emitter, node: fx.Node, args: Any, kwargs: Any, ins: Any, outs
     return emit.call(differentiate, (*args[0], *args[1]), like=node)
 
 
+def _causal_rows(emit: Emitter, node: fx.Node, args: Any, kwargs: Any, ins: Any, outs: Any) -> fx.Node:
+    back = op_name(node).endswith("backward")
+    at = 1 if back else 0
+    query = value_of(tensor_args(node)[at])
+    first, length = emit.offset(query.shape, 2, ins[at])
+    given = [emit.packed(a) if isinstance(a, fx.Node) else a for a in args]
+    scale = kwargs.get("scale")
+    if emit.device.type != "cpu":
+        if back:
+            return emit.call(attention_rows_backward, (*given[:4], first, scale), like=node)
+        return emit.call(attention_rows, (*given[:3], first, scale), like=node)
+    whole = {"device": emit.device}
+    rows = emit.call(aten.arange.start, (first, first + length), whole)
+    keys = emit.call(aten.arange.default, (query.shape[2],), whole)
+    seen = emit.call(aten.ge.Tensor, (emit.call(aten.unsqueeze.default, (rows, 1)), keys))
+    like = {"dtype": query.dtype, "device": emit.device}
+    never = emit.call(aten.scalar_tensor.default, (float("-inf"),), like)
+    mask = emit.call(aten.where.self, (seen, emit.call(aten.scalar_tensor.default, (0.0,), like), never))
+    # The last positional argument says that attention is causal.
+    return emit.call(node.target, (*given[:-1], False), {**kwargs, "attn_mask": mask}, like=node)
+
+
 LOWERINGS: dict[str, Lowering] = {
     "region": _region,
     "sharded_rows": _sharded_rows,
     "sharded_gather": _sharded_gather,
     "sharded_scatter": _sharded_scatter,
     "sharded_softmax": _sharded_softmax,
+    "causal_rows": _causal_rows,
 }

@@ -22,6 +22,7 @@ from ..plans.clusters import Cluster
 from ..plans.errors import CaptureError, Infeasible, RequestError
 from ..plans.meshes import Mesh
 from ..plans.plan import Model, Options, Plan
+from ..plans.recipes import Recipe
 from .constraints import Constraint, Constraints
 from .dynamic import attach, dynamic_dims
 from .faithful import stands_for_all
@@ -29,6 +30,7 @@ from .folding import CAPTURED, Blocks
 from .formulate import Formulation, formulate
 from .own_rules import OpRule, attach_rules
 from .problem import Problem, Solution
+from .recipes import recipe_constraints
 from .solver import Progress, solve
 from .timeline import Timeline
 from .write import model_of, write_plan
@@ -97,6 +99,7 @@ def plan(
     mesh: Mesh | str | None = None,
     loss: LossFunction | None = None,
     constraints: Sequence[str | Constraint] = (),
+    recipe: str | None = None,
     optimizer: str = "adamw",
     compiled: bool = True,
     recompute: Recompute | Literal["auto"] = "auto",
@@ -118,6 +121,7 @@ def plan(
     mesh                  shape and axis names, e.g. "8x8"; by default nodes by devices per node
     loss                  maps the model's output to a scalar and becomes part of the plan
     constraints           e.g. "layers.*.wq.weight = S(0),R" (see `Constraint`)
+    recipe                a named way of splitting, e.g. "fsdp+tp" (see plans/recipes.py); what it leaves open is solved
     optimizer             adamw, adam, sgd, sgd-momentum or none: its state and update are priced
     recompute             none, pointwise or block (see docs/how-it-chooses.md); auto: pointwise, and block if that
     does not fit memory_limit_bytes    per device, over the peak of the step; by default the device's memory
@@ -131,9 +135,9 @@ def plan(
     Raises RequestError (a CaptureError when the model cannot be captured as it is) or Infeasible.
     """
     prepared, solution = plan_draft(
-        model, args, kwargs, cluster=cluster, mesh=mesh, loss=loss, constraints=constraints, optimizer=optimizer,
-        compiled=compiled, recompute=recompute, memory_limit_bytes=memory_limit_bytes, replicate=replicate, name=name,
-        dynamic=dynamic, rules=rules,
+        model, args, kwargs, cluster=cluster, mesh=mesh, loss=loss, constraints=constraints, recipe=recipe,
+        optimizer=optimizer, compiled=compiled, recompute=recompute, memory_limit_bytes=memory_limit_bytes,
+        replicate=replicate, name=name, dynamic=dynamic, rules=rules,
         time_limit_s=time_limit_s, gap=gap, solver=solver, on_progress=on_progress,
         warm=warm, cache=cache,
     )  # fmt: skip
@@ -190,6 +194,7 @@ def draft(
     mesh: Mesh | str | None = None,
     loss: LossFunction | None = None,
     constraints: Sequence[str | Constraint] = (),
+    recipe: str | None = None,
     optimizer: str = "adamw",
     compiled: bool = True,
     recompute: Recompute = "pointwise",
@@ -213,6 +218,7 @@ def draft(
     if memory_limit_bytes is not None and memory_limit_bytes <= 0:
         raise RequestError(f"'memory_limit_bytes' must be positive, got {memory_limit_bytes}")
     limits = Constraints.of(constraints, grid.ndim, held=held)
+    named = None if recipe is None else Recipe.parse(recipe, grid)
     prices = Prices.of(where, grid, compiled=compiled)
     passes, state = _OPTIMIZERS[optimizer]
     if on_progress is not None:
@@ -227,6 +233,9 @@ def draft(
         attach(captured, other)
     if on_progress is not None:
         on_progress("price", 0.0, 0.0)
+    if named is not None:
+        limits.recipe = str(named)
+        limits.exact = recipe_constraints(named, captured, blocks, replicate=replicate)
     formulation = formulate(
         captured,
         grid,
@@ -245,6 +254,7 @@ def draft(
         prefetch=True,
         memory_limit_bytes=memory_limit_bytes,
         constraints=tuple(str(c) for c in limits.items),
+        recipe=limits.recipe,
         seed=None,
         replicate=tuple(replicate),
         dynamic=dims.dims,

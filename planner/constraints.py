@@ -1,9 +1,11 @@
 """What the user pins or forbids: layouts of parameters, inputs, outputs and nodes, by name.
 
     layers.*.wq.weight = S(0),R      pin: one placement per mesh axis; `*` for an axis leaves it open
+    layers.*.w1.weight = S(*),*      split along whichever dim
     args.0 != R,R                    forbid
 
 Names may hold `*` and match parameters, buffers, inputs, outputs and nodes (as `meshwright show` prints them).
+A recipe (planner/recipes.py) adds constraints of its own, on names as they are.
 """
 
 from __future__ import annotations
@@ -11,20 +13,22 @@ from __future__ import annotations
 import difflib
 import fnmatch
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from ..plans.errors import Infeasible, RequestError
 from ..plans.layouts import Layout, parse_placement
 
-__all__ = ["Constraint", "Constraints"]
+__all__ = ["SPLIT", "Constraint", "Constraints"]
 
+# In a constraint: split along some dim.
+SPLIT = "S(*)"
 _FORM = re.compile(r"\s*(\S+)\s*(=|!=)\s*(\S.*?)\s*")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Constraint:
-    """Pin (or, when `forbids`, forbid) a layout; None in `layout` leaves an axis open."""
+    """Pin (or, when `forbids`, forbid) a layout; None in `layout` leaves an axis open, S(*) the dim that is split."""
 
     name: str
     layout: tuple[str | None, ...]
@@ -41,12 +45,15 @@ class Constraint:
         parts = [part.strip() for part in match.group(3).split(",")]
         if len(parts) != axes:
             raise RequestError(f"'constraint' must give one placement for each of the {axes} mesh axes, got {text!r}")
-        layout = tuple(None if part == "*" else parse_placement(part) for part in parts)
+        layout = tuple(None if part == "*" else part if part == SPLIT else parse_placement(part) for part in parts)
         return cls(name=match.group(1), layout=layout, forbids=match.group(2) == "!=")
 
     def allows(self, layout: Layout) -> bool:
         """Whether `layout` is left by this constraint."""
-        same = all(want is None or want == have for want, have in zip(self.layout, layout, strict=True))
+        same = all(
+            want is None or want == have or (want == SPLIT and have[0] == "S")
+            for want, have in zip(self.layout, layout, strict=True)
+        )
         return same != self.forbids
 
     def __str__(self) -> str:
@@ -58,10 +65,13 @@ class Constraints:
     """The constraints of one request; remembers which of them met anything.
 
     With `held` False they keep apart what they speak of and leave it every layout: for solving with and without them.
+    `recipe` names the one that adds `exact` constraints, by the whole name of what they speak of; those always hold.
     """
 
     items: tuple[Constraint, ...] = ()
     held: bool = True
+    recipe: str = ""
+    exact: Mapping[str, Constraint] = field(default_factory=dict)
     seen: set[str] = field(default_factory=set)
     used: set[int] = field(default_factory=set)
 
@@ -71,8 +81,13 @@ class Constraints:
         items = tuple(t if isinstance(t, Constraint) else Constraint.parse(t, axes) for t in texts)
         return cls(items=items, held=held)
 
-    def key(self, name: str) -> tuple[int, ...]:
-        """Which constraints speak of `name`: nodes that differ in it cannot share a decision."""
+    def key(self, name: str) -> tuple:
+        """Which constraints speak of `name`, and what the recipe leaves to it: nodes that differ in it cannot share a
+        decision."""
+        own = self.exact.get(name)
+        return *self._spoken(name), *([] if own is None else [own.layout])
+
+    def _spoken(self, name: str) -> tuple[int, ...]:
         self.seen.add(name)
         found = tuple(i for i, c in enumerate(self.items) if c.name == name or fnmatch.fnmatchcase(name, c.name))
         self.used.update(found)
@@ -81,17 +96,21 @@ class Constraints:
     def allowed(self, name: str, layouts: Sequence[Layout]) -> list[bool]:
         """Which of `layouts` are left to `name`.
 
-        When none is: RequestError for a constraint that no layout meets, else Infeasible with the least set of them
-        that conflict.
+        When none is: RequestError for a constraint that no layout meets, or a recipe that does not fit, else Infeasible
+        with the least set of them that conflict.
         """
-        found = [self.items[i] for i in self.key(name)]
-        if not self.held:
-            return [True] * len(layouts)
+        own = self.exact.get(name)
+        found = [*([] if own is None else [own]), *(self.items[i] for i in self._spoken(name) if self.held)]
         left = _left(found, layouts)
         if found and not any(left):
             blamed = _conflict(found, layouts)
             shown = "; ".join(str(c) for c in blamed)
             some = ", ".join(" ".join(("[" + ",".join(x) + "]") for x in dict.fromkeys(layouts)).split(" ")[:8])
+            if own in blamed:
+                raise RequestError(
+                    f"'recipe' must fit the model and the constraints, got {self.recipe}, by which {shown}; {name} can be "
+                    f"held as {some}; take another recipe or mesh, or drop constraints"
+                )
             message = f"'constraints' must leave {name} a layout, got {shown}; it can be held as {some}"
             raise RequestError(message) if len(blamed) == 1 else Infeasible(f"{message}; drop one of them")
         return left

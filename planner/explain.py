@@ -128,6 +128,7 @@ def draft_of(
         mesh=plan.mesh,
         loss=loss,
         constraints=options.constraints,
+        recipe=options.recipe or None,
         optimizer=options.optimizer,
         compiled=options.compiled,
         recompute=recompute or options.recompute,

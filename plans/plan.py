@@ -20,6 +20,7 @@ from .words import stamped_block
 
 if TYPE_CHECKING:
     from .diff import Diff
+    from .likeness import Likeness
 
 __all__ = [
     "Block",
@@ -149,7 +150,7 @@ class DynamicDim(_Record, frozen=True, kw_only=True):
 
 class Options(_Record, frozen=True, kw_only=True):
     """What the user asked for; `recompute` says what the backward computes again instead of reading it from memory,
-    `prefetch` that parameters are gathered one gather ahead of their use."""
+    `prefetch` that parameters are gathered one gather ahead of their use; `recipe` is empty where none was named."""
 
     optimizer: Text
     compiled: bool
@@ -157,6 +158,7 @@ class Options(_Record, frozen=True, kw_only=True):
     prefetch: bool
     memory_limit_bytes: Bytes | None
     constraints: Annotated[tuple[Text, ...], Meta(max_length=4096)]
+    recipe: Text
     seed: Annotated[int, Meta(ge=0, le=2**62)] | None
     replicate: Annotated[tuple[Text, ...], Meta(max_length=4096)] = ()
     dynamic: Annotated[tuple[DynamicDim, ...], Meta(max_length=4096)] = ()
@@ -250,6 +252,12 @@ class Plan(_Record, frozen=True, kw_only=True):
         from .summary import summarise
 
         return summarise(self, width)
+
+    def recipe(self) -> Likeness:
+        """The recipe that this plan is like, and what it does in another way."""
+        from .likeness import likeness
+
+        return likeness(self)
 
     def diff(self, other: Plan) -> Diff:
         """What changes from this plan to `other`."""

@@ -77,6 +77,7 @@ def _header_rows(plan: Plan) -> Iterator[tuple[str, str]]:
         yield "blocks", _blocks_words(plan)
     yield "cluster", f"{plan.cluster.label}, {plan.cluster.size} devices"
     yield "mesh", f"{plan.mesh} ({', '.join(axis_words(plan.mesh))})"
+    yield "recipe", f"{plan.recipe()}"
     yield "predicted step", seconds_words(predicted.step_time_s)
     yield (
         "",

@@ -59,6 +59,7 @@ def plan() -> Plan:
             prefetch=True,
             memory_limit_bytes=None,
             constraints=(),
+            recipe="",
             seed=None,
             dynamic=(),
         ),

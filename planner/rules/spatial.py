@@ -37,6 +37,9 @@ def _attention(node: fx.Node) -> list[Rule]:
     if not given.get("is_causal"):
         extra = [] if mask is None else [_mask_dim(mask, 2)]
         rules += from_links([((2, 2), (2, None, None, *extra))], [True, True], len(inputs))[1:]
+    elif mask is None and q.shape[2] == k.shape[2]:
+        rows = shard(2)
+        rules.append(Rule((rows, rows), (rows, REPLICATE, REPLICATE), local="causal_rows"))
     return rules
 
 
@@ -55,6 +58,10 @@ def _attention_backward(node: fx.Node) -> list[Rule]:
         m = [] if mask is None else [_mask_dim(mask, 2)]
         ins = (2, 2, None, None, 2, 2, *m)
         rules.append(Rule((shard(2), PARTIAL, PARTIAL), tuple(REPLICATE if d is None else shard(d) for d in ins)))
+    elif mask is None and q.shape[2] == k.shape[2]:
+        rows = shard(2)
+        ins = (rows, rows, REPLICATE, REPLICATE, rows, rows)
+        rules.append(Rule((rows, PARTIAL, PARTIAL), ins, local="causal_rows"))
     return rules
 
 

@@ -47,6 +47,7 @@ def sample_plan() -> Plan:
             prefetch=True,
             memory_limit_bytes=None,
             constraints=("embed: tp",),
+            recipe="",
             seed=0,
             dynamic=(DynamicDim(input="args.0", dim=0, symbol="batch", smallest=2, largest=None, step=1),),
         ),
