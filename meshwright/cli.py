@@ -28,7 +28,7 @@ from .cli_output import (
     put_text,
 )
 from .cli_simulate import simulate_command
-from .plans import VERSION, CheckError, Cluster, Infeasible, Mesh, MeshwrightError, Plan, RequestError
+from .plans import RECIPES, VERSION, CheckError, Cluster, Infeasible, Mesh, MeshwrightError, Plan, RequestError
 from .validate_command import validate_command
 
 if TYPE_CHECKING:
@@ -121,6 +121,7 @@ app.add_command(simulate_command)
 @_model_options
 @click.option("--memory-limit", help="Bytes per device, e.g. 80GiB.  [default: the device's memory]")
 @click.option("--constraint", "constraints", multiple=True, help="A choice that is fixed; may be repeated.")
+@click.option("--recipe", help="A named way of splitting, e.g. fsdp+tp; `meshwright recipes` lists them.")
 @click.option("--optimizer", default="adamw", show_default=True, help="adamw, adam, sgd, sgd-momentum or none.")
 @click.option(
     "--recompute", type=click.Choice(["auto", "none", "pointwise", "block"]), default="auto", show_default=True
@@ -143,6 +144,7 @@ def plan_command(
     layers: int | None,
     memory_limit: str | None,
     constraints: tuple[str, ...],
+    recipe: str | None,
     optimizer: str,
     recompute: str,
     eager: bool,
@@ -170,6 +172,7 @@ def plan_command(
             seq_len=seq_len,
             layers=layers,
             constraints=constraints,
+            recipe=recipe,
             optimizer=optimizer,
             recompute=recompute,
             compiled=not eager,
@@ -198,6 +201,7 @@ def plan_command(
 @click.option("--random", type=click.IntRange(min=1, max=10**6), help="Check so many random plans and not the best.")
 @click.option("--seed", type=click.IntRange(min=0, max=2**62), default=0, show_default=True)
 @click.option("--memory-limit", help="Bytes per device that the plan may use, e.g. 400kB.")
+@click.option("--recipe", help="Check the best plan of a recipe, e.g. fsdp+tp.")
 @click.option("--replicate", multiple=True, help="An op without a sharding rule that may run whole everywhere.")
 @_model_options
 @_JSON
@@ -211,6 +215,7 @@ def check_command(
     random: int | None,
     seed: int,
     memory_limit: str | None,
+    recipe: str | None,
     replicate: tuple[str, ...],
     global_batch: int | None,
     seq_len: int | None,
@@ -223,6 +228,8 @@ def check_command(
     """
     if plan_path is not None and random is not None:
         raise RequestError("'--plan' must not be given with '--random', got both; give one of them")
+    if plan_path is not None and recipe is not None:
+        raise RequestError("'--recipe' must not be given with '--plan', got both; give one of them")
     plan = None if plan_path is None else Plan.load(plan_path)
     if mesh is None and plan is None:
         raise RequestError("'--mesh' must be given where there is no '--plan', got neither; add e.g. --mesh 2x2")
@@ -235,6 +242,7 @@ def check_command(
         random=random,
         seed=seed,
         memory_limit_bytes=None if memory_limit is None else parse_bytes("--memory-limit", memory_limit),
+        recipe=recipe,
         replicate=replicate,
         global_batch=global_batch,
         seq_len=seq_len,
@@ -270,6 +278,20 @@ def _report_text(report: Any) -> str:
     lines = [f"{verdict} on {report.ranks} ranks, largest error {report.max_error:.3g}"]
     lines += [f"  {d.kind} {d.name}: error {d.error:.3g}" for d in report.differences]
     return "\n".join(lines)
+
+
+@app.command("recipes")
+@_JSON
+@click.pass_obj
+def recipes_command(stream: TextIO, as_json: bool) -> int:
+    """List the named ways of splitting.
+
+    Written for a mesh: fsdp (every axis), fsdp+tp (axis by axis), tp:tp+fsdp:dp (by axis; others are open)."""
+    if as_json:
+        put_json(stream, {"recipes": [{"name": name, "words": words} for name, words in RECIPES.items()]})
+    else:
+        put_text(stream, "\n".join(f"{name:<6} {words}" for name, words in RECIPES.items()))
+    return 0
 
 
 @app.command("show")

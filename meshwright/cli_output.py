@@ -63,6 +63,7 @@ def plan_object(plan: Plan, usage: Usage) -> dict[str, Any]:
         "gap": plan.solver.gap,
         "mesh": dict(zip(plan.mesh.axis_names, plan.mesh.shape, strict=True)),
         "pipeline": None,
+        "recipe": str(plan.recipe()),
         "digest": plan.digest(),
         **usage.fields(),
     }

@@ -19,7 +19,7 @@ import torch
 from torch import fx
 
 from ..plans.layouts import Layout, shard
-from .attention import attention_rows, attention_rows_backward
+from .attention import attention_of_nothing, attention_rows, attention_rows_backward
 from .collectives import Emitter
 from .graph import tensor_args, value_of, values_of
 from .naming import op_name
@@ -184,6 +184,9 @@ def _causal_rows(emit: Emitter, node: fx.Node, args: Any, kwargs: Any, ins: Any,
     back = op_name(node).endswith("backward")
     at = 1 if back else 0
     query = value_of(tensor_args(node)[at])
+    nothing = attention_of_nothing(node, outs, emit.mesh.shape, emit.coordinate, emit.device)
+    if nothing is not None:
+        return emit.call(*nothing, like=node)
     first, length = emit.offset(query.shape, 2, ins[at])
     given = [emit.packed(a) if isinstance(a, fx.Node) else a for a in args]
     scale = kwargs.get("scale")

@@ -108,8 +108,8 @@ class Constraints:
             some = ", ".join(" ".join(("[" + ",".join(x) + "]") for x in dict.fromkeys(layouts)).split(" ")[:8])
             if own in blamed:
                 raise RequestError(
-                    f"'recipe' must fit the model and the constraints, got {self.recipe}, by which {shown}; {name} can be "
-                    f"held as {some}; take another recipe or mesh, or drop constraints"
+                    f"'recipe' must fit the model and the constraints, got {self.recipe}, by which {shown}; "
+                    f"{name} can be held as {some}; take another recipe or mesh, or drop constraints"
                 )
             message = f"'constraints' must leave {name} a layout, got {shown}; it can be held as {some}"
             raise RequestError(message) if len(blamed) == 1 else Infeasible(f"{message}; drop one of them")

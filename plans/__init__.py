@@ -33,6 +33,7 @@ from .layouts import (
     shard,
     shard_dim,
 )
+from .likeness import Departure, Likeness
 from .meshes import Mesh
 from .plan import (
     Block,
@@ -48,6 +49,7 @@ from .plan import (
     Tensor,
     plan_schema,
 )
+from .recipes import RECIPES, Recipe
 from .schedule_pictures import schedule_svg, schedule_text, schedule_trace
 from .schedules import Schedule
 from .steps import Step, parse_step
@@ -63,6 +65,7 @@ __all__ = [
     "CheckError",
     "Cluster",
     "Conflict",
+    "Departure",
     "Diff",
     "Edge",
     "Explanation",
@@ -71,6 +74,7 @@ __all__ = [
     "Infeasible",
     "Layout",
     "Limit",
+    "Likeness",
     "Link",
     "Memory",
     "MeshwrightError",
@@ -84,7 +88,9 @@ __all__ = [
     "Plan",
     "PlanError",
     "Predicted",
+    "RECIPES",
     "REPLICATE",
+    "Recipe",
     "ReplayError",
     "RequestError",
     "Schedule",

@@ -42,8 +42,8 @@ _WORDS: dict[How, str] = {
     "experts": "used with its experts split",
     "nothing": "used whole on whole data",
 }
-# The part of the products' time that has to go one way.
-_MOST = 0.75
+# More than this part of the products' time has to go one way.
+_MOST = 0.5
 _SHOWN = 6
 
 
