@@ -95,7 +95,10 @@ class Program:
         return placement
 
     def options(self, node: fx.Node) -> list[Strategy]:
-        """The strategies of an op along the axis."""
+        """The strategies of an op along the axis; a region that its user wrote for whole meshes is whole."""
+        if "region" in node.meta:
+            outs = tuple(None if v is None else (REPLICATE,) for v in values_of(node))
+            return [Strategy(outs, ((REPLICATE,),) * len(tensor_args(node)))]
         return self.strategies.of(node, self.captured.names[node])
 
     def spread(self, sources: Mapping[fx.Node, Placement], *, gather: bool = False) -> Spread:
