@@ -31,7 +31,8 @@ from torch._subclasses.fake_tensor import (
 from torch.distributed.tensor.experimental import _func_map
 from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 from torch.fx.graph import _BoxedCodeGen
-from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
+from torch.utils._mode_utils import no_dispatch
+from torch.utils._pytree import tree_flatten, tree_leaves, tree_map_only, tree_unflatten
 
 __all__ = [
     "local_map_arguments",
@@ -55,7 +56,10 @@ __all__ = [
     "joint_graph",
     "keep_saved_tensor_hooks",
     "module_scope",
+    "no_dispatch",
     "tree_flatten",
+    "tree_leaves",
+    "tree_map_only",
     "tree_unflatten",
 ]
 
@@ -76,18 +80,8 @@ COLLECTIVES: Mapping[Any, str] = {
 
 
 def decompositions(ops: Sequence[Any]) -> dict[Any, Callable[..., Any]]:
-    """PyTorch's own decompositions of `ops`, and ours where it has none."""
-    own = {torch.ops.aten._weight_norm_interface_backward.default: _weight_norm_backward}
-    return {**get_decompositions(list(ops)), **own}
-
-
-def _weight_norm_backward(
-    grad: torch.Tensor, v: torch.Tensor, g: torch.Tensor, norms: torch.Tensor, dim: int
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """w = g * v / |v|, the norm over all dims but `dim`."""
-    dims = [d for d in range(v.dim()) if d != dim % v.dim()]
-    along = (grad * v).sum(dims, keepdim=True) / norms
-    return g / norms * (grad - v * along / norms), along
+    """PyTorch's own decompositions of `ops`."""
+    return get_decompositions(list(ops))
 
 
 def core_decompositions() -> dict[Any, Callable[..., Any]]:

@@ -22,7 +22,7 @@ from . import _torch
 from .draws import reuse_draws
 from .graph import Captured, argument, emit, replace, value_of
 from .products import fold_flat_ops, fold_products, merge_permutes, merge_reshapes
-from .rewrites import DECOMPOSED, REWRITES
+from .rewrites import DECOMPOSED, DRAWS, REWRITES
 
 __all__ = ["DECOMPOSED", "VIEWS", "canonicalize"]
 
@@ -76,11 +76,12 @@ def _settle(captured: Captured) -> None:
 
 
 def _simplify(graph: fx.Graph) -> None:
-    for node in list(graph.nodes):
-        rewrite = REWRITES.get(node.target) if node.op == "call_function" else None
-        new = rewrite(graph, node) if rewrite is not None else None
-        if new is not None:
-            replace(node, new)
+    for table in (DRAWS, REWRITES):
+        for node in list(graph.nodes):
+            rewrite = table.get(node.target) if node.op == "call_function" else None
+            new = rewrite(graph, node) if rewrite is not None else None
+            if new is not None:
+                replace(node, new)
 
 
 def _drop_noise(graph: fx.Graph) -> None:

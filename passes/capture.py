@@ -7,7 +7,10 @@ a custom autograd.Function, recomputation of checkpointed regions, no-grad regio
 
 from __future__ import annotations
 
+import contextlib
 import copy
+import random
+import sys
 import traceback
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
@@ -21,7 +24,9 @@ from torch.utils.checkpoint import set_checkpoint_early_stop
 from ..plans.errors import CaptureError, MeshwrightError
 from . import _torch
 from .canonical import DECOMPOSED, canonicalize
+from .decompositions import DECOMPOSITIONS
 from .graph import Captured, Source, SourceKind, argument
+from .known import Branches, Knowing, guarded
 from .naming import block_name, name_nodes
 from .recompute import Recompute
 from .recompute import recompute as repeat
@@ -51,11 +56,8 @@ def capture(
     that is where it was decided at other sizes. Raises CaptureError, which names
     the module and source line, when the model cannot be traced without changing what it computes.
     """
-    entry = _Entry.of(model, tuple(args), dict(kwargs or {}), loss)
     with kept_regions() as regions:
-        with _explained(entry), _watched(entry), _traced():
-            joint = _torch.joint_graph(entry, entry.example, _torch.decompositions(DECOMPOSED))
-        captured = _read(joint, entry)
+        captured = _traced(model, tuple(args), dict(kwargs or {}), loss)
         canonicalize(captured)
         name_nodes(captured)
         if recompute != "none":
@@ -65,8 +67,31 @@ def capture(
     return captured
 
 
+def _traced(model: nn.Module, args: tuple, kwargs: dict, loss: Callable | None) -> Captured:
+    """The graph as it was traced, by the first way that works.
+
+    Library code is told that it is being traced, so that it takes its data-independent paths; then branches on values
+    of the example may become guards; at last library code runs as it does in eager mode.
+    """
+    failed: CaptureError | None = None
+    for told, branching in ((True, False), (True, True), (False, True)):
+        entry = _Entry.of(model, args, kwargs, loss, branching=branching)
+        try:
+            with _explained(entry), _watched(entry), _tracing(told=told):
+                joint = _torch.joint_graph(entry, entry.example, _torch.decompositions(DECOMPOSED) | DECOMPOSITIONS)
+            return _read(joint, entry)
+        except CaptureError as error:
+            if failed is None or isinstance(error.__cause__, _torch.data_dependent_errors):
+                failed = error
+    assert failed is not None
+    raise failed
+
+
 class _Entry(nn.Module):
-    """The model as a function of one flat list: parameters, buffers, constants, then inputs."""
+    """The model as a function of one flat list: parameters, buffers, constants, then inputs.
+
+    With `branching` it may branch on values of the example.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -78,12 +103,15 @@ class _Entry(nn.Module):
         self.outputs: Tree | None = None
         self.path: list[str] = []
         self.loss: Callable[[Any], torch.Tensor] | None = None
+        self.known = Knowing()
+        self.branching = False
         self.model: nn.Module
 
     @classmethod
-    def of(cls, model: nn.Module, args: tuple, kwargs: dict, loss: Callable | None) -> _Entry:
+    def of(cls, model: nn.Module, args: tuple, kwargs: dict, loss: Callable | None, *, branching: bool) -> _Entry:
         self = cls()
-        mode = _torch.FakeTensorMode(allow_non_fake_inputs=True)
+        self.branching = branching
+        mode = self.known
         memo: dict[int, Any] = {}
         places: dict[int, int] = {}
         for kind, name, tensor in _tensors(model):
@@ -118,6 +146,7 @@ class _Entry(nn.Module):
             )
         )
         self.example.append(fake)
+        self.known.give(fake, tensor, inputs=kind == "input")
 
     def forward(self, *flat: torch.Tensor) -> tuple[torch.Tensor, ...]:
         assert self.inputs is not None
@@ -126,12 +155,15 @@ class _Entry(nn.Module):
         self.path.clear()
         _torch.keep_saved_tensor_hooks()
         self._install(flat)
-        out = self.model(*args, **kwargs)
-        if self.loss is not None:
-            out = self.loss(out)
+        branches = Branches(self.known, _internal)
+        with branches if self.branching else contextlib.nullcontext():
+            out = self.model(*args, **kwargs)
+            if self.loss is not None:
+                out = self.loss(out)
         self._keep_reassigned(flat)
-        tensors, self.outputs = flatten(out, what="output")
-        return tuple(tensors)
+        tensors, tree = flatten(out, what="output")
+        self.outputs = guarded(tree, branches.guards)
+        return (*tensors, *branches.conditions)
 
     def _install(self, flat: Sequence[torch.Tensor]) -> None:
         """Put the traced tensors into the model. They stay there for what the backward computes again."""
@@ -188,11 +220,31 @@ def _fake(tensor: torch.Tensor, mode: Any) -> torch.Tensor:
 
 
 @contextmanager
-def _traced() -> Iterator[None]:
-    """What holds while tracing: library code takes its traceable paths, a checkpointed region is repeated whole, and
-    the random state of the process is left alone."""
-    with _torch.exporting(), set_checkpoint_early_stop(False), torch.random.fork_rng(devices=[]):
+def _tracing(*, told: bool) -> Iterator[None]:
+    """What holds while tracing: library code is `told` of it, a checkpointed region is repeated whole, and the random
+    state of the process is left alone."""
+    before = _other_draws()
+    with (
+        _torch.exporting() if told else contextlib.nullcontext(),
+        set_checkpoint_early_stop(False),
+        torch.random.fork_rng(devices=[]),
+    ):
         yield
+    drawn = [
+        name for name, was, now in zip(("random", "numpy.random"), before, _other_draws(), strict=True) if was != now
+    ]
+    if drawn:
+        raise CaptureError(
+            f"'model' must draw random numbers by torch alone, got draws of {' and '.join(drawn)}, which every step of "
+            "the planned program would repeat; switch them off in the model's configuration, or draw outside of it"
+        )
+
+
+def _other_draws() -> tuple[Any, Any]:
+    """The states of the generators that a trace cannot see."""
+    numpy = sys.modules.get("numpy")
+    state: Any = numpy.random.get_state() if numpy is not None else None
+    return random.getstate(), None if state is None else (state[1].tobytes(), state[2])
 
 
 @contextmanager

@@ -167,13 +167,14 @@ def fold_flat_ops(graph: fx.Graph) -> None:
         parts = _flattened(flat) if node.op == "call_function" and isinstance(flat, fx.Node) else None
         if parts is None or len(parts) != 2 or len(parts[1]) != 1:
             continue
-        x, shape = argument(flat, 0), list(value_of(node).shape)
+        x = argument(flat, 0)
         if _is_bias(node, flat):
             wide = emit(graph, node, node.target, (x, *node.args[1:]), node, dict(node.kwargs))
         elif node.target is aten.sum.dim_IntList and _over_rows(node):
             wide = emit(graph, node, aten.sum.dim_IntList, (x, parts[0], *node.args[2:]), node)
         else:
             continue
+        shape = list(value_of(node).shape)
         if list(value_of(wide).shape) != shape:
             wide = emit(graph, node, aten.reshape.default, (wide, shape), node)
         replace(node, wide)

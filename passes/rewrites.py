@@ -15,11 +15,14 @@ from torch import fx
 
 from .graph import argument, arguments, emit, replace, value_of
 
-__all__ = ["DECOMPOSED", "REWRITES", "Rewrite"]
+__all__ = ["DECOMPOSED", "DRAWS", "REWRITES", "Rewrite"]
 
 aten = torch.ops.aten
 # The node that a node becomes, None where it stays.
 Rewrite = Callable[[fx.Graph, fx.Node], "fx.Node | None"]
+
+# Memory that a draw in place fills.
+_BLANK = {aten.empty.memory_format, aten.empty_like.default, aten.empty_strided.default, aten.new_empty.default}
 
 # Fused ops whose parts shard better than the whole: statistics over sharded dims become partial sums.
 DECOMPOSED = (
@@ -190,9 +193,7 @@ def _native_dropout(graph: fx.Graph, node: fx.Node) -> None:
     if train is False or not 0 < p < 1:
         return
     value = value_of(x)
-    blank = (list(value.shape), list(value.stride()))
-    like = emit(graph, node, aten.empty_strided.default, blank, node, {"dtype": torch.bool})
-    mask = emit(graph, node, aten.bernoulli.p, (like, 1 - p), node)
+    mask = _mask(graph, node, value, _memory_order(value), torch.bool, 1 - p)
     for user in list(node.users):
         if argument(user, 1) == 1:
             replace(user, mask)
@@ -203,13 +204,55 @@ def _native_dropout(graph: fx.Graph, node: fx.Node) -> None:
 
 
 def _as_strided(graph: fx.Graph, node: fx.Node) -> fx.Node | None:
-    """A strided view of a whole contiguous tensor is a reshape; any other one has no layout."""
-    x = argument(node, 0)
-    value, out = value_of(x), value_of(node)
-    whole = value.is_contiguous() and out.is_contiguous() and value.numel() == out.numel()
-    if not whole or argument(node, 3, 0):
+    """A strided view of a dense tensor is a reshape of the whole, or reads its elements by their places in memory."""
+    x, size, stride = arguments(node)[:3]
+    value, out, offset = value_of(x), value_of(node), argument(node, 3, 0) or 0
+    order = sorted(range(value.dim()), key=lambda d: (-value.stride(d), d))
+    if not value.permute(order).is_contiguous() or value.storage_offset() or not out.numel():
         return None
-    return emit(graph, node, aten.reshape.default, (x, list(out.shape)), node)
+    if order != sorted(order):
+        x = emit(graph, node, aten.permute.default, (x, order), node)
+    if out.is_contiguous() and value.numel() == out.numel() and not offset:
+        return emit(graph, node, aten.reshape.default, (x, list(out.shape)), node)
+    if offset + sum((n - 1) * step for n, step in zip(size, stride, strict=True)) >= value.numel():
+        return None
+    flat = emit(graph, node, aten.reshape.default, (x, [value.numel()]), node)
+    return emit(graph, node, aten.index.Tensor, (flat, [_places(graph, node, size, stride, offset)]), node)
+
+
+def _places(graph: fx.Graph, node: fx.Node, size: list[int], stride: list[int], offset: int) -> fx.Node:
+    """Where the elements of a strided view lie in memory, int64 of `size`."""
+    made = {"dtype": torch.int64, "device": value_of(node).device}
+    places = emit(graph, node, aten.full.default, (list(size), offset), node, made)
+    for dim, (n, step) in enumerate(zip(size, stride, strict=True)):
+        if step:
+            along = emit(graph, node, aten.arange.start_step, (0, n * step, step), node, made)
+            shape = [n if d == dim else 1 for d in range(len(size))]
+            along = emit(graph, node, aten.reshape.default, (along, shape), node)
+            places = emit(graph, node, aten.add.Tensor, (places, along), node)
+    return places
+
+
+def _as_strided_scatter(graph: fx.Graph, node: fx.Node) -> fx.Node | None:
+    """What fills the whole of a contiguous tensor in order is a reshape of it; else elements are put into places."""
+    base, source, size, stride = arguments(node)[:4]
+    value, offset = value_of(base), argument(node, 4, 0) or 0
+    if not value.is_contiguous() or value.storage_offset():
+        return None
+    shape, count = list(value_of(node).shape), value_of(source).numel()
+    if torch.empty(size, device="meta").stride() == tuple(stride) and count == value.numel() and not offset:
+        return emit(graph, node, aten.reshape.default, (source, shape), node)
+    flat = emit(graph, node, aten.reshape.default, (base, [value.numel()]), node)
+    put = (flat, [_places(graph, node, size, stride, offset)], source)
+    return emit(graph, node, aten.reshape.default, (emit(graph, node, aten.index_put.default, put, node), shape), node)
+
+
+def _masked_fill(graph: fx.Graph, node: fx.Node) -> fx.Node:
+    """By a value that is a tensor of no dims: a choice."""
+    x, mask, value = arguments(node)
+    if value_of(value).dtype != value_of(x).dtype:
+        value = emit(graph, node, aten._to_copy.default, (value,), node, {"dtype": value_of(x).dtype})
+    return emit(graph, node, aten.where.self, (mask, value, x), node)
 
 
 def _renamed(target: Any, of_number: Callable[[complex], complex]) -> Rewrite:
@@ -224,15 +267,37 @@ def _renamed(target: Any, of_number: Callable[[complex], complex]) -> Rewrite:
     return rewrite
 
 
-def _drawn(graph: fx.Graph, node: fx.Node) -> fx.Node | None:
+def _drawn(graph: fx.Graph, node: fx.Node) -> fx.Node:
     """A random draw looks only at the shape and strides of its input: numbers are drawn in the order of memory."""
     like, *rest = arguments(node)
-    if like.target is aten.empty_strided.default:
-        return None
     value = value_of(like)
-    extra = {"dtype": value.dtype, "device": value.device}
-    blank = emit(graph, node, aten.empty_strided.default, (list(value.shape), list(value.stride())), node, extra)
+    if node.target is aten.bernoulli.p:
+        # In place it fills memory in order; out of place, of given data, it goes by the order of the dims.
+        order = _memory_order(value) if like.target in _BLANK else list(range(value.dim()))
+        return _mask(graph, node, value, order, value.dtype, *rest)
+    made = {"dtype": value.dtype, "device": value.device}
+    blank = emit(graph, node, aten.empty_strided.default, (list(value.shape), list(value.stride())), node, made)
     return emit(graph, node, node.target, (blank, *rest), node, dict(node.kwargs))
+
+
+def _memory_order(value: torch.Tensor) -> list[int]:
+    """The dims of what PyTorch makes like `value`, those with the largest strides first."""
+    stride = torch.empty_like(torch.empty_strided(value.shape, value.stride(), device="meta")).stride()
+    return sorted(range(value.dim()), key=lambda d: (-stride[d], d))
+
+
+def _mask(
+    graph: fx.Graph, node: fx.Node, like: torch.Tensor, order: list[int], dtype: torch.dtype, *rest: Any
+) -> fx.Node:
+    """bernoulli of the shape of `like`, drawn along its dims in `order`; the op itself knows no strides."""
+    packed = [like.shape[d] for d in order]
+    dense = list(torch.empty(packed, device="meta").stride())
+    made = {"dtype": dtype, "device": like.device}
+    blank = emit(graph, node, aten.empty_strided.default, (packed, dense), node, made)
+    drawn = emit(graph, node, aten.bernoulli.p, (blank, *rest), node)
+    if order == sorted(order):
+        return drawn
+    return emit(graph, node, aten.permute.default, (drawn, [order.index(d) for d in range(len(order))]), node)
 
 
 def _scattered_constant(graph: fx.Graph, node: fx.Node) -> fx.Node | None:
@@ -258,16 +323,27 @@ def _scattered_constant(graph: fx.Graph, node: fx.Node) -> fx.Node | None:
     return emit(graph, node, aten.where.self, (hit, new, old), node)
 
 
+# Draws, rewritten before what they are drawn for.
+DRAWS: dict[Any, Rewrite] = {
+    aten.bernoulli.p: _drawn,
+    aten.rand_like.default: _drawn,
+    aten.randn_like.default: _drawn,
+    aten.uniform.default: _drawn,
+    aten.normal_functional.default: _drawn,
+    aten.exponential.default: _drawn,
+    aten.geometric.default: _drawn,
+    aten.log_normal.default: _drawn,
+    aten.cauchy.default: _drawn,
+}
 REWRITES: dict[Any, Rewrite] = {
     aten.addmm.default: _addmm,
     aten.copy.default: _copied,
     aten._conj.default: _renamed(aten.conj_physical.default, lambda x: x.conjugate()),
     aten._neg_view.default: _renamed(aten.neg.default, operator.neg),
-    aten.bernoulli.p: _drawn,
     aten.native_dropout.default: _native_dropout,
     aten.as_strided.default: _as_strided,
-    aten.rand_like.default: _drawn,
-    aten.randn_like.default: _drawn,
+    aten.as_strided_scatter.default: _as_strided_scatter,
+    aten.masked_fill.Tensor: _masked_fill,
     torch.ops.prims.broadcast_in_dim.default: _broadcast,
     aten.pow.Tensor_Scalar: _neutral,
     aten.mul.Tensor: _neutral,

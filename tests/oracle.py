@@ -13,6 +13,7 @@ from meshwright.passes.collectives import Emitter
 from meshwright.passes.graph import Captured, tensor_args
 from meshwright.passes.local import local_op
 from meshwright.passes.lowerings import LOWERINGS
+from meshwright.passes.naming import draws_random
 from meshwright.passes.simulate import piece, run_ranks
 from meshwright.passes.trees import flatten_call
 from meshwright.planner.strategies import Strategy
@@ -53,7 +54,9 @@ def reference_values(captured: Captured, inputs: Sequence[torch.Tensor]) -> dict
         elif node.op == "get_attr":
             env[node] = getattr(captured.module, node.target)
         elif node.op == "call_function":
-            args, kwargs = fx.map_arg((node.args, node.kwargs), lambda n: contiguous(env[n]))
+            # What is drawn depends on how the memory that it fills is laid out.
+            take = (lambda n: env[n]) if draws_random(node) else (lambda n: contiguous(env[n]))
+            args, kwargs = fx.map_arg((node.args, node.kwargs), take)
             env[node] = node.target(*args, **kwargs)
     return env
 

@@ -277,6 +277,47 @@ def _embedding_bag_backward(node: fx.Node) -> list[Rule]:
     return from_links([((1,), dims)], [True], len(inputs))
 
 
+def _scatter_reduce(node: fx.Node) -> list[Rule]:
+    """Reductions into places along one dim: the other dims run apart."""
+    x, index, source = (value_of(n) for n in tensor_args(node))
+    dim = argument(node, 1) % max(1, x.dim())
+    same = [d for d in range(x.dim()) if d != dim and x.shape[d] == index.shape[d] == source.shape[d]]
+    return from_links([((d,), (d,) * 3) for d in same], [True], 3)
+
+
+def _searchsorted(node: fx.Node) -> list[Rule]:
+    """Values (..., m) in sequences (..., n) that run with them, or in one (n) for all; a sorter runs with those."""
+    inputs = tensor_args(node)
+    sequence, out = value_of(inputs[0]), value_of(node)
+    many = sequence.dim() > 1
+    dims = out.dim() - 1 if many else out.dim()
+    rest = len(inputs) - 2
+    links: list[Link] = [((d,), (d if many else None, d, *((d if many else None,) * rest))) for d in range(dims)]
+    if many:
+        links.append(((dims,), (None, dims, *((None,) * rest))))
+    return from_links(links if len(inputs) > 1 else [], [True], len(inputs))
+
+
+def _cdist(node: fx.Node) -> list[Rule]:
+    """Distances (..., p, r) of rows (..., p, m) and (..., r, m)."""
+    x, y = (value_of(n) for n in tensor_args(node))
+    lead = value_of(node).dim() - 2
+    links: list[Link] = [((lead,), (x.dim() - 2, None)), ((lead + 1,), (None, y.dim() - 2))]
+    links += [((d,), (d, d)) for d in range(lead) if x.dim() == y.dim() and x.shape[d] == y.shape[d]]
+    return from_links(links, [True], 2)
+
+
+def _cdist_backward(node: fx.Node) -> list[Rule]:
+    """Gradients of x (..., p, m) for those of the distances (..., p, r), and y (..., r, m)."""
+    grad, x, y, _ = (value_of(n) for n in tensor_args(node))
+    lead = grad.dim() - 2
+    if not x.dim() == y.dim() == grad.dim():
+        return [replicated(1, 4)]
+    links: list[Link] = [((d,), (d,) * 4) for d in range(lead) if x.shape[d] == y.shape[d] == grad.shape[d]]
+    links += [((lead,), (lead, lead, None, lead)), ((None,), (lead + 1, None, lead, lead + 1))]
+    return from_links(links, [True], 4)
+
+
 MATH_RULES: dict[str, RuleFunction] = {
     "einsum": _einsum,
     "bmm": _matmul("bmk,bkn->bmn"),
@@ -328,4 +369,8 @@ MATH_RULES: dict[str, RuleFunction] = {
     "scatter_add": _scatter(True),
     "index_add": _index_add,
     "index_select": _index_select,
+    "scatter_reduce": _scatter_reduce,
+    "searchsorted": _searchsorted,
+    "_cdist_forward": _cdist,
+    "_cdist_backward": _cdist_backward,
 }

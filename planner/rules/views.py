@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from torch import fx
 
-from ...passes.graph import argument, tensor_args, value_of
+from ...passes.graph import argument, tensor_args, value_of, values_of
 from ...plans.layouts import PARTIAL, REPLICATE, shard
 from .rule import Link, Rule, RuleFunction, from_links, replicated
 
@@ -154,7 +154,7 @@ def _full(node: fx.Node) -> list[Rule]:
 
 
 def _everywhere(node: fx.Node) -> list[Rule]:
-    return [replicated(1, len(tensor_args(node)))]
+    return [replicated(len(values_of(node)), len(tensor_args(node)))]
 
 
 VIEW_RULES: dict[str, RuleFunction] = {
@@ -180,4 +180,10 @@ VIEW_RULES: dict[str, RuleFunction] = {
     "linspace": _everywhere,
     "scalar_tensor": _everywhere,
     "eye": _everywhere,
+    "nonzero": _everywhere,
+    "masked_select": _everywhere,
+    "repeat_interleave": _everywhere,
+    "_unique2": _everywhere,
+    "_ctc_loss": _everywhere,
+    "_ctc_loss_backward": _everywhere,
 }

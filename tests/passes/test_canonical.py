@@ -257,6 +257,23 @@ def test_draws_come_in_the_order_of_eager() -> None:
     canonical(run, real(3, 4), inner=nn.Linear(4, 4))
 
 
+@pytest.mark.parametrize(
+    "draw",
+    [
+        lambda x: F.dropout(x, 0.4),
+        lambda x: x * torch.rand_like(x.detach()),
+        lambda x: x * torch.bernoulli(x.sigmoid()),
+        lambda x: x * torch.bernoulli(x.detach(), 0.5),
+        lambda x: x * torch.empty_like(x).uniform_(),
+        lambda x: x * torch.empty_like(x).exponential_(),
+        lambda x: x + torch.empty_like(x).normal_(0.0, 2.0),
+    ],
+    ids=["dropout", "rand_like", "probabilities", "like", "uniform_", "exponential_", "normal_"],
+)
+def test_draws_for_a_permuted_tensor_fill_its_memory_in_order(draw: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    canonical(lambda m, x: draw(m.inner(x).permute(2, 0, 1)), real(2, 3, 4), inner=nn.Linear(4, 4))
+
+
 # The backward
 
 
