@@ -29,6 +29,8 @@ def _places(mask: torch.Tensor) -> torch.Tensor:
 def _masked_scatter(x: torch.Tensor, mask: torch.Tensor, source: torch.Tensor) -> torch.Tensor:
     """The elements of `source` in order where `mask` (shaped like `x`, or broadcast to it) is true."""
     x, mask = torch.broadcast_tensors(x, mask)
+    if not source.numel():
+        return x.clone()
     places = _places(mask.reshape(-1)).clamp(max=max(0, source.numel() - 1))
     return torch.where(mask, source.reshape(-1)[places].reshape(x.shape), x)
 

@@ -62,7 +62,6 @@ ENCODERS: dict[str, Build] = {
     "distilbert": masked("DistilBert", **SMALL),
     "modernbert": masked("ModernBert", global_attn_every_n_layers=2, local_attention=4),
     "mpnet": masked("MPNet", pad_token_id=1),
-    "funnel": masked("Bert", hidden_act="relu"),
     "roformer": masked("RoFormer", embedding_size=32),
     "convbert": masked("ConvBert", embedding_size=32, conv_kernel_size=3),
     "fnet": masked("FNet"),
@@ -78,7 +77,4 @@ ENCODERS: dict[str, Build] = {
     "eurobert": masked("EuroBert", num_key_value_heads=2),
     "nomic-bert": masked("NomicBert"),
     "longformer": masked("Longformer", attention_window=4, pad_token_id=1),
-    "xlnet": masked("Bert", num_hidden_layers=1),
 }
-for name in ("funnel", "xlnet"):
-    del ENCODERS[name]

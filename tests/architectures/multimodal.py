@@ -198,8 +198,6 @@ def document() -> Made:
 MULTIMODAL: dict[str, Build] = {
     "clip": contrasted("CLIP"),
     "siglip": contrasted("Siglip"),
-    "siglip2": contrasted("Siglip"),
-    "altclip": contrasted("CLIP"),
     "llava": seeing("Llava", llama_text, clip_vision, vision_feature_select_strategy="default"),
     "paligemma": seeing(
         "PaliGemma",
@@ -220,5 +218,3 @@ MULTIMODAL: dict[str, Build] = {
     "captioner": captioner,
     "layoutlmv3": document,
 }
-for name in ("siglip2", "altclip"):
-    del MULTIMODAL[name]

@@ -83,7 +83,8 @@ SEQUENCES: dict[str, Build] = {
     "pegasus": paired("Pegasus"),
     "blenderbot": paired("Blenderbot"),
     "marian": paired("Marian", tail="MTModel"),
-    "m2m": paired("M2M100"),
+    "m2m": paired("M2M100", encoder_layerdrop=0.0, decoder_layerdrop=0.0),
+    "m2m-layerdrop": paired("M2M100", encoder_layerdrop=0.5),
     "plbart": paired("PLBart"),
     "led": paired("LED", attention_window=4, max_encoder_position_embeddings=64, max_decoder_position_embeddings=64),
     "prophetnet": paired(

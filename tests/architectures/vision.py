@@ -437,7 +437,7 @@ VISION: dict[str, Build] = {
     ),
     "detr": detector("Detr"),
     "conditional-detr": detector("ConditionalDetr"),
-    "deformable-detr": detector("DeformableDetr", num_feature_levels=1, d_model=32),
+    "deformable-detr": detector("DeformableDetr", num_feature_levels=1, d_model=32, decoder_layers=2),
     "yolos": yolos,
     "dit": dit,
     "unet": unet,
