@@ -50,7 +50,8 @@ def capture(
 ) -> Captured:
     """The joint graph of one training step of `model` on inputs like `args` and `kwargs`.
 
-    Tensors in `args` and `kwargs` may be real, fake or on the meta device: only shapes, dtypes and requires_grad count.
+    Tensors in `args` and `kwargs` may be real, fake or on the meta device: only shapes, dtypes and requires_grad count,
+    unless the model reads values (known.py): real ones then decide, and are looked at again at every step.
     `loss` maps the model's output to a scalar and becomes part of the graph; `recompute` says what the backward
     computes again instead of reading what the forward saved (passes/recompute.py); `again` names what
     that is where it was decided at other sizes. Raises CaptureError, which names
