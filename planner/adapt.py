@@ -74,7 +74,7 @@ def adapt(
         raise Infeasible(
             f"'plan' must leave a plan for what is new in the model, got none: {solved.reason}; plan the model again"
         )
-    return _told(solved.draft.write(solved.solution), found, plan)
+    return _told(solved.draft.write(solved.solution), found, plan, prepared)
 
 
 def differences(
@@ -88,7 +88,7 @@ def differences(
 ) -> Adapted:
     """In what `model` is another one than that of `plan`; nothing is solved, and the plan in it is `plan` itself."""
     prepared = draft_of(plan, model, args, kwargs, loss=loss, rules=rules)
-    return _told(plan, recall(plan, prepared.formulation), plan)
+    return _told(plan, recall(plan, prepared.formulation), plan, prepared)
 
 
 def _pins(prepared: Draft, found: Recalled) -> Mask:
@@ -101,11 +101,11 @@ def _pins(prepared: Draft, found: Recalled) -> Mask:
     return pins
 
 
-def _told(plan: Plan, found: Recalled, before: Plan) -> Adapted:
+def _told(plan: Plan, found: Recalled, before: Plan, prepared: Draft) -> Adapted:
     counts = {block.pattern: block.count for block in before.model.blocks}
     lengths = tuple(
         f"{block.pattern}: {counts[block.pattern]} -> {block.count}"
-        for block in plan.model.blocks
+        for block in prepared.model().blocks
         if counts.get(block.pattern, block.count) != block.count
     )
     return Adapted(

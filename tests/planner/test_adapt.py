@@ -53,6 +53,7 @@ def test_a_plan_is_carried_over_to_another_number_of_layers(layers: int) -> None
         with pytest.raises(ReplayError, match="blocks"):
             reprice(base, model, INPUTS)
         return
+    assert differences(base, model, INPUTS).lengths == (f"layers.*: 2 -> {layers}",)
     found = adapt(base, model, INPUTS)
     assert found.lengths == (f"layers.*: 2 -> {layers}",) and not found.new and not found.gone
     assert found.plan.model.blocks[0].count == layers
