@@ -28,6 +28,7 @@ from .dynamic import attach, dynamic_dims
 from .faithful import stands_for_all
 from .folding import CAPTURED, Blocks
 from .formulate import Formulation, formulate
+from .interrupts import interrupts_wait
 from .own_rules import OpRule, attach_rules
 from .problem import Problem, Solution
 from .recipes import recipe_constraints
@@ -224,13 +225,14 @@ def draft(
     if on_progress is not None:
         on_progress("capture", 0.0, 0.0)
     dims = dynamic_dims(model, args, kwargs or {}, dynamic)
-    captured, blocks = _capture(model, args, kwargs or {}, loss, limits, recompute, whole=whole)
-    attach_rules(captured, rules)
-    for call in dims.calls:
-        few = with_fewer_blocks(model, dict.fromkeys(blocks.cut, CAPTURED)) if blocks.cut else model
-        other = capture(few, *call, loss=loss, recompute=recompute, again=captured.again)
-        attach_rules(other, rules)
-        attach(captured, other)
+    with interrupts_wait():
+        captured, blocks = _capture(model, args, kwargs or {}, loss, limits, recompute, whole=whole)
+        attach_rules(captured, rules)
+        for call in dims.calls:
+            few = with_fewer_blocks(model, dict.fromkeys(blocks.cut, CAPTURED)) if blocks.cut else model
+            other = capture(few, *call, loss=loss, recompute=recompute, again=captured.again)
+            attach_rules(other, rules)
+            attach(captured, other)
     if on_progress is not None:
         on_progress("price", 0.0, 0.0)
     if named is not None:
