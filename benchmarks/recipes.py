@@ -14,7 +14,11 @@ import time
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 import meshwright
+from meshwright.planner.api import draft, plan_draft
+from meshwright.plans import Infeasible
 from meshwright.specs import load_spec
 
 MESHES = {8: "8", 64: "8x8", 256: "32x8"}
@@ -34,16 +38,15 @@ def rows_of(spec: str, devices: int, layers: int | None, only: list[str]) -> lis
         began = time.process_time()
         row: dict[str, Any] = {"model": spec, "layers": layers, "devices": devices, "recipe": recipe}
         try:
-            plan = meshwright.plan(
-                model,
-                args,
-                kwargs,
-                loss=found.loss,
-                cluster=f"h100-sxm:{max(1, devices // 8)}x8",
-                mesh=MESHES[devices],
-                recipe=None if recipe == FREE else recipe,
-                time_limit_s=60.0,
-            )
+            request = {
+                "loss": found.loss,
+                "cluster": f"h100-sxm:{max(1, devices // 8)}x8",
+                "mesh": MESHES[devices],
+                "recipe": None if recipe == FREE else recipe,
+            }
+            _refuse_what_cannot_fit(model, args, kwargs, request)
+            prepared, solution = plan_draft(model, args, kwargs, **request, time_limit_s=60.0)
+            plan = prepared.write(solution)
             row |= {
                 "step_time_s": plan.predicted.step_time_s,
                 "bound_s": plan.solver.bound_s,
@@ -57,6 +60,18 @@ def rows_of(spec: str, devices: int, layers: int | None, only: list[str]) -> lis
         print(json.dumps(row), flush=True)
         rows.append(row)
     return rows
+
+
+def _refuse_what_cannot_fit(model: Any, args: tuple, kwargs: dict[str, Any] | None, request: dict[str, Any]) -> None:
+    """Infeasible where even the least that each tensor can take is more than the memory at the optimizer's step."""
+    prepared = draft(model, args, kwargs, **request, recompute="block")
+    timeline = prepared.timeline
+    least = sum(
+        count * float(np.min(timeline.bytes[item]))
+        for item, count in zip(timeline.items, timeline.counts[:, -1], strict=True)
+    )
+    if least > prepared.limit:
+        raise Infeasible(f"the optimizer's step takes at least {least:.3g} bytes of {prepared.limit:.3g}")
 
 
 def table(rows: list[dict[str, Any]]) -> str:
