@@ -96,15 +96,15 @@ def peaks(out: dict[str, Any], held: list[float]) -> list[float]:
 def test_fixed_stages_are_never_worse_than_the_public_scheduler(run: Run, tmp_path: Path, row: int) -> None:
     case = ROWS[row]
     (tmp_path / "rows.json").write_text(json.dumps({"rows": ROWS}))
-    limit = "1" if row % 14 == 0 else "4"
-    code, text, _ = run("--stage-costs", f"{tmp_path / 'rows.json'}:{row}", "--json", "--time-limit", limit)
+    # It ends when the schedule is proved best; the limit leaves time to compile.
+    code, text, _ = run("--stage-costs", f"{tmp_path / 'rows.json'}:{row}", "--json", "--time-limit", "10")
     out = json.loads(text)
     assert code == 0 and out["status"] == "ok"
     p, m = case["p"], case["m"]
     assert replay(out, p, m, case["F"], case["B"], case["W"], case["comm"]) == pytest.approx(out["makespan"])
     assert peaks(out, [2.0] * p) == out["peak_memory_per_rank"]
     assert max(out["peak_memory_per_rank"]) <= case["max_mem"]
-    assert out["lower_bound"] <= out["makespan"] <= case["makespan"]
+    assert out["lower_bound"] == out["makespan"] <= case["makespan"]
 
 
 def test_the_published_example(run: Run, profile: str) -> None:
