@@ -53,7 +53,7 @@ class Prices:
             device=sheet,
             axes=tuple(axis_link(cluster, mesh, axis, sheet) for axis in range(mesh.ndim)),
             launch_s=sheet.launch_overhead_compiled_s if compiled else sheet.launch_overhead_s,
-            capacity_bytes=cluster.memory_bytes or sheet.memory_bytes - sheet.framework_constant_bytes,
+            capacity_bytes=cluster.least_memory_bytes(mesh.size) or sheet.memory_bytes - sheet.framework_constant_bytes,
             source=f"{'datasheet' if device is None else 'device'} {sheet.name} v{sheet.version}",
             attention=attention,
         )

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import operator
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -14,6 +15,7 @@ import torch
 import torch.fx.traceback as fx_traceback
 from torch._C._autograd import _saved_tensors_hooks_set_tracing
 from torch._decomp import core_aten_decompositions, get_decompositions
+from torch._dynamo.utils import set_locals_to_steal
 from torch._functorch._aot_autograd.descriptors import (
     GradAOTOutput,
     InputMutationAOTOutput,
@@ -32,6 +34,7 @@ from torch.distributed.tensor.experimental import _func_map
 from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 from torch.fx.graph import _BoxedCodeGen
 from torch.utils._mode_utils import no_dispatch
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_map_only, tree_unflatten
 
 __all__ = [
@@ -45,6 +48,7 @@ __all__ = [
     "PlainAOTInput",
     "PlainAOTOutput",
     "TangentAOTInput",
+    "TorchDispatchMode",
     "argument_names",
     "boxed",
     "core_decompositions",
@@ -57,6 +61,7 @@ __all__ = [
     "keep_saved_tensor_hooks",
     "module_scope",
     "no_dispatch",
+    "stealing",
     "tree_flatten",
     "tree_leaves",
     "tree_map_only",
@@ -170,3 +175,16 @@ def boxed(module: torch.fx.GraphModule) -> Callable[[list[Any]], tuple]:
     graph.output(graph.graph_copy(module.graph, {}))
     graph.set_codegen(_BoxedCodeGen())
     return torch.fx.GraphModule(module, graph)
+
+
+def stealing(module: torch.fx.GraphModule) -> torch.fx.GraphModule:
+    """`module` as a function of one list that torch.compile empties when it calls what it has compiled, so that inputs
+    are freed after their last use there too."""
+    graph, env = torch.fx.Graph(), {}
+    given = graph.placeholder("inputs")
+    for index, node in enumerate(n for n in module.graph.nodes if n.op == "placeholder"):
+        env[node] = graph.call_function(operator.getitem, (given, index))
+    graph.output(graph.graph_copy(module.graph, env))
+    found = torch.fx.GraphModule(module, graph)
+    set_locals_to_steal(found, ["inputs"])
+    return found

@@ -37,6 +37,8 @@ class Emitter:
     ) -> None:
         self.graph, self.mesh, self.coordinate, self.groups = graph, mesh, coordinate, groups
         self.device = device or torch.device("cpu")
+        # What the nodes written next belong to: the captured node that they are for, and what they do for it.
+        self.origin: tuple[str, str] = ("", "op")
 
     def call(
         self, target: Any, args: tuple, kwargs: dict[str, Any] | None = None, *, like: fx.Node | None = None
@@ -44,6 +46,7 @@ class Emitter:
         """Append `target(*args)`; `like` gives the origin for traces. New tensors are made on this rank's device."""
         here = {k: self.device if k == "device" else v for k, v in (kwargs or {}).items()}
         node = self.graph.call_function(target, args, here)
+        node.meta["origin"] = self.origin
         if like is not None:
             node.meta.update({k: like.meta[k] for k in ("stack_trace", "nn_module_stack") if k in like.meta})
         return node

@@ -19,8 +19,9 @@ from ..plans.meshes import Mesh
 from ..plans.plan import Edge, Node
 from ..plans.steps import parse_step
 from .attention import attention_elsewhere, attention_of_nothing
+from .canonical import VIEWS
 from .collectives import Emitter
-from .graph import Captured, arguments, tensor_args, values_of
+from .graph import Captured, argument, arguments, tensor_args, values_of
 from .lowerings import LOWERINGS
 from .naming import op_name
 
@@ -95,6 +96,7 @@ class _Localizer:
         self.layouts: dict[tuple[fx.Node, int], Layout] = {}
         self.done: dict[tuple, fx.Node] = {}
         self.constants: dict[str, torch.Tensor] = {}
+        self.weights = _weights(captured)
 
     def run(self) -> LocalProgram:
         captured, graph = self.captured, self.emitter.graph
@@ -158,6 +160,7 @@ class _Localizer:
     def _op(self, node: fx.Node, backward: bool) -> None:
         if op_name(node) == "getitem":
             source, index = arguments(node)
+            self.emitter.origin = (self.captured.names[source], "pick")
             self.local[node] = self.emitter.call(node.target, (self.local[source], index), like=node)
             if (source, index) in self.layouts:
                 self.layouts[node, 0] = self.layouts[source, index]
@@ -175,6 +178,7 @@ class _Localizer:
         moved: Any = fx.map_arg(read, lambda n: next(pieces) if n in whole else self.local[n])
         args, kwargs = moved
         ins = [edge.layout for edge in plan.inputs]
+        self.emitter.origin = (name, "op")
         if plan.rule:
             self.local[node] = LOWERINGS[plan.rule.partition(":")[0]](
                 self.emitter, node, args, kwargs, ins, plan.outputs
@@ -191,6 +195,7 @@ class _Localizer:
         value = values_of(node)[0]
         assert value is not None
         way: tuple[str, ...] = ()
+        self.emitter.origin = (reader, "gather" if node in self.weights else "move")
         for text in edge.steps:
             way = (*way, text)
             key = (node, way, backward)
@@ -240,6 +245,15 @@ def shaped(node: fx.Node, args: tuple, outs: Sequence[Layout | None], mesh: Mesh
     value, layout = values_of(node)[0], outs[0]
     assert value is not None and layout is not None
     return (*args[:position], list(local_shape(value.shape, layout, mesh.shape, coordinate)), *args[position + 1 :])
+
+
+def _weights(captured: Captured) -> set[fx.Node]:
+    """The parameters, and what views and casts make of them."""
+    found = {node for node, source in captured.sources.items() if source.kind == "parameter"}
+    for node in captured.ops():
+        if (node.target in VIEWS or op_name(node) == "_to_copy") and argument(node, 0) in found:
+            found.add(node)
+    return found
 
 
 def _same_on_mesh(left: Layout, right: Layout | None, mesh: Mesh) -> bool:

@@ -101,6 +101,17 @@ def _repeat(captured: Captured, again: set[fx.Node]) -> None:
         for source in list(reader.all_input_nodes):
             if source in again:
                 reader.replace_input_with(source, _copy(graph, captured, source, reader, again, copies))
+    _sink(set(copies.values()))
+
+
+def _sink(nodes: set[fx.Node]) -> None:
+    """Move each of `nodes`, and what is picked from its results, to right before its first reader: a reader that only
+    picks a result may stand far ahead of where that is used."""
+    picked = {user for node in nodes for user in node.users if op_name(user) == "getitem"}
+    for node in sorted(nodes | picked, reverse=True):
+        readers = [user for user in node.users if user.op == "call_function"]
+        if readers:
+            min(readers).prepend(node)
 
 
 def _copy(

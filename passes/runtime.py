@@ -36,6 +36,8 @@ from .trees import Tree, flatten_call
 __all__ = ["Parallel", "Program", "parallelize", "placements_of"]
 
 LossFunction = Callable[[Any], torch.Tensor]
+# On CPUs Inductor would join kernels that share nothing, and so make copies long before they are read.
+_COMPILE: dict[str, Any] = {"cpp.max_horizontal_fusion_size": 1}
 
 
 def placements_of(layout: Layout) -> tuple[Placement, ...]:
@@ -78,8 +80,8 @@ class Program:
         if not compiled:
             return self.halves.forward, self.backward
         if self.compiled is None:
-            backward = torch.compile(self.halves.backward)
-            self.compiled = (torch.compile(self.halves.forward), lambda given: backward(*given))
+            backward = torch.compile(_torch.stealing(self.halves.backward), options=_COMPILE)
+            self.compiled = (torch.compile(self.halves.forward, options=_COMPILE), backward)
         return self.compiled
 
     def local(self, tensor: torch.Tensor, layout: Layout, device_mesh: DeviceMesh) -> torch.Tensor:

@@ -13,7 +13,16 @@ from .local import LocalProgram
 from .naming import draws_random
 from .prefetch import prefetch
 
-__all__ = ["Halves", "split"]
+__all__ = ["Cut", "Halves", "cut", "split"]
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Cut:
+    """The graphs of `Halves`, before they are modules."""
+
+    forward: fx.Graph
+    backward: fx.Graph
+    kept: tuple[int | None, ...]
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,6 +45,17 @@ class Halves:
 
 def split(program: LocalProgram, *, early: bool = False) -> Halves:
     """Cut `program` where its backward begins; `early` starts gathers ahead of their use (passes/prefetch.py)."""
+    parts = cut(program, early=early)
+    return Halves(
+        program=program,
+        forward=_module(program, parts.forward),
+        backward=_module(program, parts.backward),
+        kept=parts.kept,
+    )
+
+
+def cut(program: LocalProgram, *, early: bool = False) -> Cut:
+    """The graphs of the two halves, in the order in which they run."""
     nodes = list(program.graph.nodes)
     ends: Any = nodes[-1].args[0]
     placeholders = [n for n in nodes if n.op == "placeholder"]
@@ -55,12 +75,7 @@ def split(program: LocalProgram, *, early: bool = False) -> Halves:
     if early:
         prefetch(forward)
         prefetch(backward)
-    return Halves(
-        program=program,
-        forward=_module(program, forward),
-        backward=_module(program, backward),
-        kept=tuple(position.get(n) for n in saved),
-    )
+    return Cut(forward=forward, backward=backward, kept=tuple(position.get(n) for n in saved))
 
 
 def _graph(body: list[fx.Node], inputs: list[fx.Node], outputs: tuple[fx.Node, ...]) -> fx.Graph:

@@ -5,10 +5,11 @@ from __future__ import annotations
 import math
 import os
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
+import msgspec
 import numpy as np
 import torch
 from torch import nn
@@ -29,27 +30,23 @@ from .faithful import stands_for_all
 from .folding import CAPTURED, Blocks
 from .formulate import Formulation, formulate
 from .interrupts import interrupts_wait
+from .memory import Count, counted
+from .optimizers import Optimizer
 from .own_rules import OpRule, attach_rules
-from .problem import Problem, Solution
+from .problem import Solution
 from .recipes import recipe_constraints
 from .solver import Progress, solve
 from .timeline import Timeline
 from .write import model_of, write_plan
 
-__all__ = ["Draft", "draft", "plan", "plan_draft", "solve_within", "usual_mesh"]
+__all__ = ["Draft", "draft", "plan", "plan_draft", "solve_within", "usual_mesh", "within_rooms"]
 
 LossFunction = Callable[[Any], torch.Tensor]
 
-# Passes over parameter-sized memory of an optimizer's update, and its state in parameter sizes.
-_OPTIMIZERS = {
-    "adamw": (7.0, 2.0),
-    "adam": (7.0, 2.0),
-    "sgd": (3.0, 0.0),
-    "sgd-momentum": (5.0, 1.0),
-    "none": (0.0, 0.0),
-}
 # A list of blocks this long or longer is captured by CAPTURED of them.
 _DEEP = CAPTURED + 1
+# How many solutions are counted before the request is given up.
+_COUNTS = 10
 
 
 class Draft:
@@ -67,6 +64,8 @@ class Draft:
     ) -> None:
         self.captured, self.blocks, self.formulation, self.timeline = captured, blocks, formulation, timeline
         self.options, self.cluster, self.name = options, cluster, name
+        # A plan is written when its memory is counted and again when it is given out.
+        self._counted: tuple[Sequence[int], Count] | None = None
 
     @property
     def limit(self) -> int:
@@ -79,8 +78,8 @@ class Draft:
         return model_of(self.captured, self.name, self.blocks)
 
     def write(self, solution: Solution) -> Plan:
-        """The plan of a solution."""
-        return write_plan(
+        """The plan of a solution, its memory counted."""
+        plan = write_plan(
             self.formulation,
             self.timeline,
             solution,
@@ -89,6 +88,18 @@ class Draft:
             options=self.options,
             limit=self.limit,
         )
+        if self._counted is None or self._counted[0] != solution.choices:
+            self._counted = (solution.choices, counted(self.captured, plan, self.blocks, self.limit))
+        memory = msgspec.structs.replace(self._counted[1].memory, limit_bytes=self.limit)
+        return msgspec.structs.replace(plan, predicted=msgspec.structs.replace(plan.predicted, memory=memory))
+
+    def missed(self, solution: Solution) -> np.ndarray:
+        """Bytes by which the estimate of a solution that was written is too low, at each moment of the timeline."""
+        assert self._counted is not None and self._counted[0] == solution.choices
+        estimate, count = self.timeline.profile(solution.choices), self._counted[1].profile
+        names = [*(self.captured.names[node] for node in self.timeline.order), ""]
+        seen = np.array([count.get(name, size) for name, size in zip(names, estimate.tolist(), strict=True)])
+        return np.where(self.timeline.valid, seen - estimate, 0.0)
 
 
 def plan(
@@ -212,8 +223,7 @@ def draft(
     `held` False leaves the layouts that constraints rule out in the problem (see `Scenario`)."""
     where = Cluster.parse(cluster) if isinstance(cluster, str) else cluster
     grid = usual_mesh(where) if mesh is None else Mesh.parse(mesh) if isinstance(mesh, str) else mesh
-    if optimizer not in _OPTIMIZERS:
-        raise RequestError(f"'optimizer' must be one of {', '.join(_OPTIMIZERS)}, got {optimizer!r}")
+    updates = Optimizer.of(optimizer)
     if recompute not in RECOMPUTE:
         raise RequestError(f"'recompute' must be one of auto, {', '.join(RECOMPUTE)}, got {recompute!r}")
     if memory_limit_bytes is not None and memory_limit_bytes <= 0:
@@ -221,7 +231,6 @@ def draft(
     limits = Constraints.of(constraints, grid.ndim, held=held)
     named = None if recipe is None else Recipe.parse(recipe, grid)
     prices = Prices.of(where, grid, compiled=compiled)
-    passes, state = _OPTIMIZERS[optimizer]
     if on_progress is not None:
         on_progress("capture", 0.0, 0.0)
     dims = dynamic_dims(model, args, kwargs or {}, dynamic)
@@ -244,7 +253,7 @@ def draft(
         prices,
         blocks=blocks,
         compiled=compiled,
-        optimizer_s=lambda size: np.where(passes > 0, prices.memory_s(passes * size), 0.0),
+        optimizer_s=lambda size: np.where(updates.passes > 0, prices.memory_s(updates.passes * size), 0.0),
         constraints=limits,
         replicate=replicate,
     )
@@ -261,7 +270,7 @@ def draft(
         replicate=tuple(replicate),
         dynamic=dims.dims,
     )
-    timeline = Timeline(formulation, state_factor=state)
+    timeline = Timeline(formulation, optimizer=updates, device=where.device)
     return Draft(captured, blocks, formulation, timeline, options, where, name or type(model).__name__)
 
 
@@ -281,57 +290,110 @@ def solve_within(
     on_progress: Progress | None = None,
     warm: Sequence[int] | None = None,
 ) -> Solution:
-    """The best solution whose memory stays within the limit at every moment of the step.
+    """The best solution whose memory stays within the limit at every moment of the step, as counted.
 
-    Rows of the moments that a solution would overfill are added until none is: the last solution is optimal among those
-    that fit, because it is optimal for a part of the limits and meets them all. `warm` is a plan to start from.
+    What the problem limits is an estimate (planner/timeline.py). A solution that does not fit by the count tells how
+    far the estimate is off at each moment: by so much the limit on the estimate is moved there, and the problem is
+    solved again; where that leaves no plan, by half of it. (An estimate below half of the limit needs no count.) `warm`
+    is a plan to start from. Raises Infeasible when none of the solutions fits.
     """
-    problem, timeline, limit = prepared.formulation.problem, prepared.timeline, float(prepared.limit)
-    began, moments = time.perf_counter(), []
-    bound, prices, plans = -math.inf, {}, () if warm is None else (tuple(warm),)
-    while True:
+    began, limit, timeline = time.perf_counter(), float(prepared.limit), prepared.timeline
+    known = Known(plans=() if warm is None else (tuple(warm),))
+    missed, rooms = np.zeros(timeline.end + 1), np.full(timeline.end + 1, math.inf)
+    failed: Infeasible | None = None
+    for _ in range(_COUNTS):
         left = max(1.0, time_limit_s - (time.perf_counter() - began))
-        limited = _with_rows(problem, timeline, moments, limit)
         try:
-            # Before any limit is known to bind, most of the time is kept for the search that meets them.
-            share = left if moments else 0.4 * left
-            solution = solve(
-                limited,
-                time_limit_s=share,
-                gap=gap,
-                solver=solver,
-                on_progress=on_progress,
-                warm=plans,
-                bound=bound,
-                prices=prices,
+            solution, known = within_rooms(
+                prepared, rooms, left, known, gap=gap, solver=solver, on_progress=on_progress
             )
         except Infeasible as error:
-            raise _infeasible(error, prepared) from error
-        over = _overfull(timeline.profile(solution.choices), limit)
+            failed = error
+            if not (missed > 0.002 * limit).any():
+                break
+            missed = np.where(missed > 0, missed / 2, missed)
+        else:
+            estimate = float(timeline.profile(solution.choices).max())
+            used = prepared.write(solution).predicted.memory.peak_bytes if 2 * estimate > limit else 0
+            if used <= limit:
+                return replace(solution, seconds=time.perf_counter() - began)
+            if solution.status == "interrupted":
+                raise KeyboardInterrupt
+            # Two plans that are over at different moments must not take turns.
+            seen = prepared.missed(solution)
+            failed, missed = None, np.maximum(missed, seen) if math.isfinite(rooms[-1]) else seen
+        rooms = limit - missed
+    if failed is None:
+        failed = Infeasible(f"the plan found last takes {used - prepared.limit} bytes too much, as counted")
+    raise _infeasible(failed, prepared) from failed
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Known:
+    """What one search hands to the next: moments that are worth a limit, prices of these limits, and plans."""
+
+    moments: tuple[int, ...] = ()
+    prices: Mapping[str, float] = field(default_factory=dict)
+    plans: Sequence[Sequence[int]] = ()
+
+
+def within_rooms(
+    prepared: Draft,
+    rooms: np.ndarray,
+    time_limit_s: float,
+    known: Known | None = None,
+    *,
+    gap: float = 1e-3,
+    solver: str = "highs",
+    on_progress: Progress | None = None,
+) -> tuple[Solution, Known]:
+    """The best solution whose estimated memory stays within `rooms` bytes, one figure per moment of the timeline, and
+    what it leaves to the next search.
+
+    Rows of the moments that a solution would overfill are added until none is: the last solution is optimal among those
+    that fit, because it is optimal for a part of the limits and meets them all.
+    """
+    timeline, began, bound = prepared.timeline, time.perf_counter(), -math.inf
+    known = known or Known()
+    moments = tuple(moment for moment in known.moments if math.isfinite(rooms[moment]))
+    while True:
+        left = max(1.0, time_limit_s - (time.perf_counter() - began))
+        rows = tuple(timeline.row(moment, float(rooms[moment])) for moment in moments)
+        # Before any limit is known to bind, most of the time is kept for the search that meets them.
+        solution = solve(
+            replace(prepared.formulation.problem, rows=rows),
+            time_limit_s=left if moments else 0.4 * left,
+            gap=gap,
+            solver=solver,
+            on_progress=on_progress,
+            warm=known.plans,
+            bound=bound,
+            prices=known.prices,
+        )
+        over = _overfull(timeline.profile(solution.choices) - rooms)
         if over and solution.status == "interrupted":
             raise KeyboardInterrupt
-        if not over or set(over) <= set(moments):
-            return replace(solution, seconds=time.perf_counter() - began)
-        moments = sorted({*moments, *over})
+        known = Known(
+            moments=tuple(sorted({*known.moments, *over})),
+            prices={**known.prices, **solution.prices},
+            plans=(solution.choices, *solution.others),
+        )
+        if set(over) <= set(moments):
+            return solution, known
         # With more limits no plan gets faster.
-        bound, prices = solution.bound_s, {**prices, **solution.prices}
-        plans = (solution.choices, *solution.others)
+        moments, bound = known.moments, solution.bound_s
 
 
-def _with_rows(problem: Problem, timeline: Timeline, moments: Sequence[int], limit: float) -> Problem:
-    return replace(problem, rows=tuple(timeline.row(moment, limit) for moment in moments))
-
-
-def _overfull(profile: np.ndarray, limit: float) -> list[int]:
+def _overfull(over: np.ndarray) -> list[int]:
     """The worst moment of the forward, of the backward and of the whole step, where they are over the limit."""
-    half = len(profile) // 2
+    half = len(over) // 2
     worst = {
-        int(np.argmax(profile)),
-        int(np.argmax(profile[:half])) if half else 0,
-        half + int(np.argmax(profile[half:])),
-        len(profile) - 1,
+        int(np.argmax(over)),
+        int(np.argmax(over[:half])) if half else 0,
+        half + int(np.argmax(over[half:])),
+        len(over) - 1,
     }
-    return [moment for moment in worst if profile[moment] > limit]
+    return [moment for moment in worst if over[moment] > 0]
 
 
 def _infeasible(error: Infeasible, prepared: Draft) -> Infeasible:

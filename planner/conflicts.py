@@ -94,7 +94,7 @@ class _Conflicts:
 
     def _least_memory(self) -> tuple[int | None, int | None]:
         """The least limit in bytes with which a plan was found, all constraints kept, and the one that is proven to be
-        too low: within a percent of each other unless time runs out."""
+        too low, as estimated: within a percent of each other unless time runs out or the estimate is off."""
         timeline, low, best = self.scenario.open.timeline, self.scenario.open.limit, None
         moment = int(np.argmax(timeline.counts.sum(axis=0) * timeline.valid))
         for _ in range(3):
@@ -102,7 +102,7 @@ class _Conflicts:
             if found.solution is None:
                 break
             profile = timeline.profile(found.solution.choices)
-            best = min(best or _NO_LIMIT, int(np.ceil(profile.max())))
+            best = min(best or _NO_LIMIT, _counted(found))
             low = max(low, int(found.solution.bound_s * _UNIT))
             if int(np.argmax(profile)) == moment:
                 break
@@ -111,12 +111,13 @@ class _Conflicts:
             middle = (low + best) // 2
             found = self._solve((), middle)
             if found.solution is not None:
-                best = int(np.ceil(timeline.profile(found.solution.choices).max()))
+                best = min(best, _counted(found))
             elif found.impossible:
                 low = middle
             else:
                 break
-        return best, low
+        # What is proven is proven of the estimate; a plan that was counted may take less.
+        return best, low if best is None else min(low, best)
 
     def _smallest(self, moment: int) -> Found:
         """The plan with the fewest bytes at `moment`: they take the place of seconds, in units of `_UNIT`."""
@@ -124,6 +125,12 @@ class _Conflicts:
         row = self.scenario.open.timeline.row(moment, float(_NO_LIMIT))
         prepared.formulation = replace(prepared.formulation, problem=_costing(prepared.formulation.problem, row))
         return self.scenario.solve(prepared, share=0.2, gap=1e-4)
+
+
+def _counted(found: Found) -> int:
+    """Bytes that the plan found takes."""
+    assert found.solution is not None
+    return found.draft.write(found.solution).predicted.memory.peak_bytes
 
 
 def _costing(problem: Problem, row: Row) -> Problem:

@@ -19,8 +19,10 @@ from torch import fx
 from ..passes.graph import tensor_args
 from ..passes.naming import op_name
 from ..plans.plan import Memory
+from .folding import CAPTURED
 from .formulate import Formulation, Reading
 from .op_costs import is_view
+from .optimizers import Optimizer
 from .problem import Pair, Row
 from .transitions import TransitionTable
 
@@ -30,19 +32,21 @@ Item = tuple[str, "int | Pair", tuple]
 
 
 class Timeline:
-    """Items of a formulation. `state_factor` is the bytes of optimizer state per byte of a trained parameter."""
+    """Items of a formulation, with the state of `optimizer` and what its step makes on `device`."""
 
-    def __init__(self, formulation: Formulation, *, state_factor: float) -> None:
+    def __init__(self, formulation: Formulation, *, optimizer: Optimizer, device: str) -> None:
         self.formulation = formulation
         captured = formulation.captured
         ops = [n for n in captured.ops() if op_name(n) != "getitem"]
         self.order = [n for n in ops if n not in captured.backward] + [n for n in ops if n in captured.backward]
         self.moment = {node: i for i, node in enumerate(self.order)}
+        self._backward = {i for i, node in enumerate(self.order) if node in captured.backward}
         self.end = len(self.order)
+        self._middles = {path: self._middle(path) for path in formulation.blocks.cut}
         self.bytes: dict[Item, np.ndarray] = {}
         self._spans: dict[Item, list[tuple[int, int, int]]] = defaultdict(list)
         self._last: dict[fx.Node, int] = {}
-        self._collect(state_factor)
+        self._collect(optimizer, device)
         self.items = list(self._spans)
         self.counts = (
             np.stack([self._counted(item) for item in self.items]) if self.items else np.zeros((0, self.end + 1))
@@ -79,7 +83,9 @@ class Timeline:
             gradients_bytes=round(parts["gradients"]),
             optimizer_bytes=round(parts["optimizer"]),
             activations_bytes=round(parts["activations"]),
-            temporaries_bytes=round(parts["temporaries"]),
+            gathered_bytes=round(parts["gathered"]),
+            communication_bytes=round(parts["communication"]),
+            other_bytes=round(parts["other"]),
             peak_bytes=round(float(profile[peak])),
             limit_bytes=limit,
         )
@@ -93,7 +99,7 @@ class Timeline:
             )
         return np.array(found)
 
-    def _collect(self, state_factor: float) -> None:
+    def _collect(self, optimizer: Optimizer, device: str) -> None:
         captured, decisions = self.formulation.captured, self.formulation.decisions
         for node, source in captured.sources.items():
             if node not in self.formulation.of:
@@ -101,10 +107,14 @@ class Timeline:
             index = self.formulation.of[node]
             table, states = decisions[index].tables[0], decisions[index].states[0]
             assert table is not None and states is not None
-            kind = "parameters" if source.kind == "parameter" else "activations"
-            self._add((kind, index, ()), table.bytes[states], node, 0, self.end)
+            kind = "parameters" if source.kind == "parameter" else "other"
+            self._add((kind, index, ()), table.bytes[states], node, 0, self.end, held=True)
             if source.kind == "parameter" and source.requires_grad:
-                self._add(("optimizer", index, ()), state_factor * table.bytes[states], node, 0, self.end)
+                self._add(
+                    ("optimizer", index, ()), optimizer.states * table.bytes[states], node, 0, self.end, held=True
+                )
+                if (scratch := optimizer.scratch(device)) > 0:
+                    self._add(("other", index, ("step",)), scratch * table.bytes[states], node, self.end, self.end)
         for node in self.order:
             self._values(node)
         self._copies()
@@ -166,8 +176,9 @@ class Timeline:
         decisions = self.formulation.decisions
         table, rows = decisions[source].tables[output], decisions[source].states[output]
         assert table is not None and rows is not None
+        part = "gathered" if self._early(reading, source) else "communication"
         item: Item = (
-            "temporaries",
+            part,
             (min(source, reader), max(source, reader)),
             (output, reading.at if reading else None, source),
         )
@@ -179,7 +190,7 @@ class Timeline:
         self._add(item, self.bytes[item], node, born, dies)
         if not self._early(reading, source):
             # Moving along an inner dim packs the pieces: for a moment there are two of the copy.
-            packed: Item = ("temporaries", item[1], ("packed", *item[2]))  # type: ignore[misc]
+            packed: Item = ("communication", item[1], ("packed", *item[2]))  # type: ignore[misc]
             self._add(packed, self.bytes[item], node, born, born)
 
     def _early(self, reading: Reading | None, source: int) -> bool:
@@ -205,10 +216,50 @@ class Timeline:
             sizes = other.bytes[[other.index[s] for s in layouts]]
         return sizes, np.array([table.index.get(s, -1) for s in layouts])
 
-    def _add(self, item: Item, values: np.ndarray, node: fx.Node, born: int, dies: int) -> None:
+    def _add(self, item: Item, values: np.ndarray, node: fx.Node, born: int, dies: int, *, held: bool = False) -> None:
+        """Count an item from `born` to `dies`, for every block that `node` stands for; `held` ones are there always."""
         self.bytes[item] = values
-        times = self.formulation.blocks.share(self.formulation.captured.names[node])
-        self._spans[item].append((born, dies, times))
+        name = self.formulation.captured.names[node]
+        times = self.formulation.blocks.share(name)
+        if times == 1 or held:
+            self._spans[item].append((born, dies, times))
+        else:
+            place = self.formulation.blocks.split(name)
+            assert place is not None
+            self._spans[item] += self._repeated(place[0], born, dies, times)
+
+    def _repeated(self, path: str, born: int, dies: int, times: int) -> list[tuple[int, int, int]]:
+        """Spans of a value that each of `times` blocks makes, as seen from the other captured blocks: what one block
+        hands to the next, or starts for it, is there once; what it saves is there for each, one less after the next
+        block has read it in the backward."""
+        (first, last), (back, over) = self._middles[path]
+        place, later = self._place(dies), dies in self._backward
+        spans: list[tuple[int, int, int]] = []
+        if born < first:
+            spans.append((born, min(dies, first - 1), 1))
+        if born <= last < dies:
+            count = 1 if place == (path, CAPTURED - 1) and not later else times
+            spans.append((last + 1, min(dies, back - 1), count))
+            if place == (path, CAPTURED - 1) and later and dies < back:
+                spans.append((dies + 1, back - 1, times - 1))
+        elif last < born < back:
+            spans.append((born, min(dies, back - 1), 1))
+        if dies > over:
+            handed = place == (path, 0) and born > last
+            spans.append((max(born, over + 1), dies, 1 if handed else times))
+        return [span for span in spans if span[0] <= span[1]]
+
+    def _middle(self, path: str) -> tuple[tuple[int, int], tuple[int, int]]:
+        """First and last moment of the block that stands for the left-out ones, in the forward and in the backward."""
+        inside = [i for i in range(self.end) if self._place(i) == (path, 1)]
+        ahead = [i for i in inside if i not in self._backward]
+        behind = [i for i in inside if i in self._backward] or [self.end]
+        return (min(ahead), max(ahead)), (min(behind), max(behind))
+
+    def _place(self, moment: int) -> tuple[str, int] | None:
+        """List and number of the block that runs at `moment`."""
+        names = self.formulation.captured.names
+        return self.formulation.blocks.split(names[self.order[moment]]) if moment < self.end else None
 
     def _stays_in_registers(self, node: fx.Node) -> bool:
         """Whether a compiled program never writes the value of `node`: it lives within a fused kernel."""

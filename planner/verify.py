@@ -14,7 +14,7 @@ from ..passes.graph import Captured
 from ..passes.lookup import PlanLookup
 from ..passes.recompute import Recompute
 from ..plans.clusters import Cluster
-from ..plans.errors import ReplayError, RequestError
+from ..plans.errors import Infeasible, ReplayError, RequestError
 from ..plans.meshes import Mesh
 from ..plans.plan import Plan
 from .api import Draft, draft, plan_draft
@@ -28,6 +28,8 @@ from .sampling import sample
 __all__ = ["check", "random_plan", "usual_cluster"]
 
 LossFunction = Callable[[Any], torch.Tensor]
+# How many random plans are counted before a limit is called too low for one.
+_COUNTS = 5
 
 
 def check(
@@ -189,14 +191,29 @@ def _plans(given: _Given, plan: Plan | None, count: int, seed: int, options: dic
 
 def random_plan(prepared: Draft, seed: int) -> Plan:
     """A random plan among those that fit the memory limit."""
-    problem, timeline, limit = prepared.formulation.problem, prepared.timeline, float(prepared.limit)
+    room = float(prepared.limit)
+    for _ in range(_COUNTS):
+        plan = prepared.write(_sampled(prepared, seed, room))
+        used = plan.predicted.memory.peak_bytes
+        if used <= prepared.limit:
+            return plan
+        room *= 0.97 * prepared.limit / used
+    raise Infeasible(
+        f"'memory_limit_bytes' must leave a random plan, got {prepared.limit} bytes per device, "
+        f"{used - prepared.limit} less than the last one takes; use a higher limit"
+    )
+
+
+def _sampled(prepared: Draft, seed: int, room: float) -> Solution:
+    """A random solution whose estimated memory stays within `room` bytes."""
+    problem, timeline = prepared.formulation.problem, prepared.timeline
     moments: list[int] = []
     while True:
-        rows = tuple(timeline.row(moment, limit) for moment in moments)
+        rows = tuple(timeline.row(moment, room) for moment in moments)
         choices = sample(replace(problem, rows=rows), randomness.Random(seed))
         profile = timeline.profile(choices)
         peak = int(profile.argmax())
-        if profile[peak] <= limit or peak in moments:
+        if profile[peak] <= room or peak in moments:
             break
         moments.append(peak)
     value = evaluate(problem, choices)
@@ -208,7 +225,4 @@ def random_plan(prepared: Draft, seed: int) -> Plan:
         programs=0,
         columns=0,
     )
-    solution = Solution(
-        choices=choices, objective_s=value, bound_s=0.0, gap=1.0, status="random", seconds=0.0, stats=stats
-    )
-    return prepared.write(solution)
+    return Solution(choices=choices, objective_s=value, bound_s=0.0, gap=1.0, status="random", seconds=0.0, stats=stats)

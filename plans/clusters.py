@@ -21,6 +21,8 @@ _MOST_DEVICES = 1 << 20
 _FILE_LIMIT_BYTES = 1 << 20
 _WAY_OUT = "write it as DEVICE:NODESxDEVICES_PER_NODE, e.g. h100-sxm:16x8, or give a .toml or .json file"
 
+Memory = Annotated[int, Meta(ge=1, le=2**60)]
+
 
 class Link(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One level of wires, as one device sees it."""
@@ -51,13 +53,14 @@ class Link(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 class Cluster(Struct, frozen=True, forbid_unknown_fields=True):
-    """`nodes` machines with `devices_per_node` devices each; given links and memory replace the device sheet's."""
+    """`nodes` machines with `devices_per_node` devices each; given links and memory replace the device sheet's.
+    `memory_bytes` is one figure for all devices, or one for each, in the order of ranks."""
 
     device: Annotated[str, Meta(pattern=r"^[a-z0-9][a-z0-9._-]{0,63}$")]
     nodes: Annotated[int, Meta(ge=1, le=999_999)]
     devices_per_node: Annotated[int, Meta(ge=1, le=99_999)]
     links: tuple[Link, ...] | None = None
-    memory_bytes: Annotated[int, Meta(ge=1, le=2**60)] | None = None
+    memory_bytes: Memory | Annotated[tuple[Memory, ...], Meta(max_length=1 << 20)] | None = None
 
     def __post_init__(self) -> None:
         _require(
@@ -69,7 +72,11 @@ class Cluster(Struct, frozen=True, forbid_unknown_fields=True):
         _require(_is_count(self.nodes, 999_999), "nodes", "be 1 to 999999", self.nodes)
         _require(_is_count(self.devices_per_node, 99_999), "devices_per_node", "be 1 to 99999", self.devices_per_node)
         _require(self.size <= _MOST_DEVICES, "nodes", f"make at most {_MOST_DEVICES} devices in all", self.size)
-        if self.memory_bytes is not None:
+        if isinstance(self.memory_bytes, tuple):
+            rule = f"give 1 to 2**60 bytes for all devices, or for each of the {self.size}"
+            sound = len(self.memory_bytes) == self.size and all(_is_count(m, 2**60) for m in self.memory_bytes)
+            _require(sound, "memory_bytes", rule, self.memory_bytes)
+        elif self.memory_bytes is not None:
             _require(_is_count(self.memory_bytes, 2**60), "memory_bytes", "be 1 to 2**60 bytes", self.memory_bytes)
         if self.links is not None:
             sound = isinstance(self.links, tuple) and all(isinstance(link, Link) for link in self.links)
@@ -110,6 +117,10 @@ class Cluster(Struct, frozen=True, forbid_unknown_fields=True):
     def size(self) -> int:
         """Number of devices."""
         return self.nodes * self.devices_per_node
+
+    def least_memory_bytes(self, devices: int) -> int | None:
+        """Memory of the smallest of the first `devices` devices; None where the device's sheet says."""
+        return min(self.memory_bytes[:devices]) if isinstance(self.memory_bytes, tuple) else self.memory_bytes
 
     @property
     def label(self) -> str:

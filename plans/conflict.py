@@ -18,7 +18,7 @@ class Conflict(Struct, frozen=True, kw_only=True):
                            ran out. Empty when no conflict was proven: then `minimal` says that a plan fits
     drop                   each of these is enough to drop alone, all else kept
     least_memory_bytes     a memory limit per device with which a plan was found, all constraints kept
-    proven_memory_bytes    no plan needs less than this
+    proven_memory_bytes    no plan needs less than this, as estimated (docs/how-it-chooses.md)
     """
 
     limits: tuple[str, ...]

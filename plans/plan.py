@@ -165,13 +165,20 @@ class Options(_Record, frozen=True, kw_only=True):
 
 
 class Memory(_Record, frozen=True, kw_only=True):
-    """Predicted bytes on the fullest device; `peak_bytes` is the largest sum that is alive at one moment."""
+    """Predicted bytes on the fullest device; `peak_bytes` is the largest sum that is alive at one moment.
+
+    The other figures are what it consists of: `activations` the values of ops, `gathered` parameters brought together
+    for their use, `communication` the copies and buffers of all other moves, `other` inputs, buffers, what the
+    optimizer's step makes and what ops take for themselves.
+    """
 
     parameters_bytes: Bytes
     gradients_bytes: Bytes
     optimizer_bytes: Bytes
     activations_bytes: Bytes
-    temporaries_bytes: Bytes
+    gathered_bytes: Bytes
+    communication_bytes: Bytes
+    other_bytes: Bytes
     peak_bytes: Bytes
     limit_bytes: Bytes | None
 

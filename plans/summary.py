@@ -95,7 +95,8 @@ def _header_rows(plan: Plan) -> Iterator[tuple[str, str]]:
         (
             f"{bytes_words(memory.parameters_bytes)} parameters, {bytes_words(memory.gradients_bytes)} gradients, "
             f"{bytes_words(memory.optimizer_bytes)} optimizer, {bytes_words(memory.activations_bytes)} activations, "
-            f"{bytes_words(memory.temporaries_bytes)} temporaries"
+            f"{bytes_words(memory.gathered_bytes)} gathered parameters, "
+            f"{bytes_words(memory.communication_bytes)} communication, {bytes_words(memory.other_bytes)} other"
         ),
     )
     yield (

@@ -37,7 +37,9 @@ def plan() -> Plan:
         gradients_bytes=1,
         optimizer_bytes=2,
         activations_bytes=3,
-        temporaries_bytes=0,
+        gathered_bytes=0,
+        communication_bytes=0,
+        other_bytes=0,
         peak_bytes=7,
         limit_bytes=None,
     )

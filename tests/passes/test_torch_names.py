@@ -15,6 +15,7 @@ from ..torch_names import resolve
 NAMES = [
     "torch._C._autograd._saved_tensors_hooks_set_tracing",
     "torch._decomp.core_aten_decompositions",
+    "torch._dynamo.utils.set_locals_to_steal",
     "torch._decomp.get_decompositions",
     "torch._functorch._aot_autograd.descriptors.GradAOTOutput",
     "torch._functorch._aot_autograd.descriptors.InputMutationAOTOutput",
@@ -39,6 +40,7 @@ NAMES = [
     "torch.ops._c10d_functional.wait_tensor.default",
     "torch.ops.aten._weight_norm_interface_backward.default",
     "torch.utils._mode_utils.no_dispatch",
+    "torch.utils._python_dispatch.TorchDispatchMode",
     "torch.utils._pytree.tree_flatten",
     "torch.utils._pytree.tree_leaves",
     "torch.utils._pytree.tree_map_only",

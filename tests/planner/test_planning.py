@@ -4,13 +4,15 @@ are captured."""
 from __future__ import annotations
 
 import itertools
+import math
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
 
-from meshwright.planner.api import draft, plan, solve_within
+from meshwright.planner.api import draft, plan, solve_within, within_rooms
 from meshwright.planner.problem import brute_force, evaluate
 from meshwright.plans.errors import Infeasible, RequestError, UnsupportedOpError
 from meshwright.plans.plan import Options
@@ -79,13 +81,13 @@ def test_the_optimum_is_that_of_brute_force(limited: bool) -> None:
     prepared = draft(Tiny(), (torch.randn(4, 4),), cluster="h100-sxm:2", mesh="2", recompute="none")
     problem = prepared.formulation.problem
     assert 1 < len(list(itertools.islice(itertools.product(*map(range, problem.sizes)), 10**6)))
+    rooms = np.full(prepared.timeline.end + 1, math.inf)
     if limited:
         free = solve_within(prepared)
         moments = range(prepared.timeline.end + 1)
-        peak = prepared.timeline.profile(free.choices).max()
-        problem = replace(problem, rows=tuple(prepared.timeline.row(m, 0.9 * peak) for m in moments))
-        prepared.options = _limited(prepared.options, int(0.9 * peak))
-    got = solve_within(prepared, gap=1e-9)
+        rooms[:] = 0.9 * float(prepared.timeline.profile(free.choices).max())
+        problem = replace(problem, rows=tuple(prepared.timeline.row(m, rooms[m]) for m in moments))
+    got, _ = within_rooms(prepared, rooms, 60.0, gap=1e-9)
     want = brute_force(problem)
     assert got.objective_s == pytest.approx(want.objective_s, rel=1e-9)
     assert evaluate(problem, got.choices) == pytest.approx(got.objective_s, rel=1e-9)

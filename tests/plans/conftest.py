@@ -107,7 +107,9 @@ def _predicted() -> Predicted:
         gradients_bytes=11072,
         optimizer_bytes=22144,
         activations_bytes=65536,
-        temporaries_bytes=4096,
+        gathered_bytes=4096,
+        communication_bytes=0,
+        other_bytes=0,
         peak_bytes=110000,
         limit_bytes=80 * 2**30,
     )

@@ -1,0 +1,292 @@
+"""What one rank's step allocates, byte for byte: its local program walked on tensors without data.
+
+Every storage is followed from the op that makes it to the moment at which nothing holds it, in the order in which the
+rank runs (passes/split.py, passes/prefetch.py), as an allocator that hands out multiples of `rounds_to` counts it:
+temporaries inside of ops, copies that pack and pad, buffers of collectives until they are waited for. What the runtime
+holds beside the graphs (passes/runtime.py) is held here: sources and outputs to the end of the step, gradients from
+their making on. The optimizer is not part of it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import weakref
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import fx
+
+from ..plans.layouts import local_shape
+from ..plans.meshes import Mesh
+from . import _torch
+from .attention import attention_backward
+from .graph import Captured
+from .local import LocalProgram, Lookup, localize
+from .split import cut
+
+__all__ = ["PARTS", "Footprint", "Moment", "footprint"]
+
+PARTS = ("parameters", "gradients", "optimizer", "activations", "gathered", "communication", "other")
+_PART = {name: index for index, name in enumerate(PARTS)}
+# What the nodes that one rank's program has for an edge or an op make (see `Emitter.origin`).
+_MADE = {"op": "activations", "pick": "activations", "gather": "gathered", "move": "communication"}
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Moment:
+    """One node of the program: the captured node that it is for, whether it is an op of its own and not a move, and
+    bytes by part (as in PARTS): at the fullest moment within it and after it."""
+
+    origin: str
+    op: bool
+    peak: np.ndarray
+    after: np.ndarray
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Footprint:
+    """The moments of a rank's forward and of its backward, and the bytes of each of its sources, by name; `parameters`
+    and `gradients` name the sources that are parameters and those that get a gradient."""
+
+    forward: tuple[Moment, ...]
+    backward: tuple[Moment, ...]
+    sources: dict[str, int]
+    parameters: frozenset[str]
+    gradients: frozenset[str]
+
+
+def footprint(
+    captured: Captured,
+    lookup: Lookup,
+    mesh: Mesh,
+    coordinate: tuple[int, ...],
+    *,
+    early: bool,
+    device: torch.device,
+    rounds_to: int,
+) -> Footprint:
+    """Walk the program of the rank at `coordinate`; `early` and `device` as for `split` and `localize`."""
+    program = localize(captured, lookup, mesh, coordinate, ["walked"] * mesh.ndim, device=device)
+    with _torch.FakeTensorMode(allow_non_fake_inputs=True) as fake:
+        storages = _Storages(rounds_to)
+        given = []
+        for source in captured.sources.values():
+            layout = lookup(source.name).outputs[0]
+            assert layout is not None
+            shape = local_shape(source.shape, layout, mesh.shape, coordinate)
+            given.append(torch.empty(shape, dtype=source.dtype))
+        constants = {
+            name: fake.from_tensor(value) if isinstance(value, torch.Tensor) and not _fake(value) else value
+            for name, value in program.constants.items()
+        }
+        with storages, torch.no_grad():
+            return _walk(program, captured, given, constants, storages, early=early)
+
+
+def _fake(value: Any) -> bool:
+    return isinstance(value, _torch.FakeTensor)
+
+
+def _walk(
+    program: LocalProgram,
+    captured: Captured,
+    given: list[torch.Tensor],
+    constants: dict[str, Any],
+    storages: _Storages,
+    *,
+    early: bool,
+) -> Footprint:
+    parts = cut(program, early=early)
+    kinds = {s.name: s.kind for s in captured.sources.values()}
+    sources: dict[str, int] = {}
+    for name, tensor in zip(program.sources, given, strict=True):
+        before = storages.total
+        storages.see(tensor, "parameters" if kinds[name] == "parameter" else "other")
+        sources[name] = storages.total - before
+    for value in constants.values():
+        if isinstance(value, torch.Tensor):
+            storages.see(value, "other")
+    run = _Run(storages, constants)
+    results, forward = run(parts.forward, list(given))
+    ends = results[: len(program.outputs)]
+    flowing = {index: at for at, index in enumerate(program.outputs)}
+    tangents = [torch.empty_like(ends[flowing[index]]) for index in program.tangents]
+    for tangent in tangents:
+        storages.label(tangent, "other")
+    saved = [*results[len(program.outputs) + len(program.mutations) :], *tangents]
+    del results
+    _, backward = run(parts.backward, saved, names=program.gradients)
+    return Footprint(
+        forward=tuple(forward),
+        backward=tuple(backward),
+        sources=sources,
+        parameters=frozenset(name for name in sources if kinds[name] == "parameter"),
+        gradients=frozenset(program.gradients),
+    )
+
+
+class _Storages(_torch.TorchDispatchMode):
+    """The storages alive, their bytes by part: `now`, and as they were when their total was largest since `begin`."""
+
+    def __init__(self, rounds_to: int) -> None:
+        super().__init__()
+        self.rounds_to = rounds_to
+        self.alive: dict[int, tuple[int, int]] = {}
+        self.now = [0] * len(PARTS)
+        self.most, self.total, self.largest = list(self.now), 0, 0
+
+    def begin(self) -> None:
+        """From here on the largest total is looked for anew."""
+        self.most, self.largest = list(self.now), self.total
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        found = func(*args, **(kwargs or {}))
+        for tensor in found if isinstance(found, (tuple, list)) else (found,):
+            if isinstance(tensor, torch.Tensor):
+                self.see(tensor, "other")
+        return found
+
+    def see(self, tensor: torch.Tensor, part: str) -> None:
+        """Count the storage of `tensor` if it is new."""
+        storage = tensor.untyped_storage()
+        key = storage._cdata
+        if key in self.alive:
+            return
+        size = -(-storage.nbytes() // self.rounds_to) * self.rounds_to
+        self._add(key, size, _PART[part])
+        weakref.finalize(storage, self._gone, key)
+
+    def label(self, tensor: torch.Tensor, part: str) -> None:
+        """Count the storage of `tensor` among `part` if it is an op's own."""
+        key = tensor.untyped_storage()._cdata
+        size, known = self.alive[key]
+        if PARTS[known] not in ("parameters", "gradients"):
+            self.now[known] -= size
+            self.now[_PART[part]] += size
+            self.alive[key] = (size, _PART[part])
+
+    def beside(self, size: int) -> None:
+        """Count `size` bytes that are there for a moment beside all that is alive."""
+        if self.total + size > self.largest:
+            self.largest, self.most = self.total + size, list(self.now)
+            self.most[_PART["other"]] += size
+
+    def _add(self, key: int, size: int, part: int) -> None:
+        self.alive[key] = (size, part)
+        self.now[part] += size
+        self.total += size
+        if self.total > self.largest:
+            self.largest, self.most = self.total, list(self.now)
+
+    def _gone(self, key: int) -> None:
+        size, part = self.alive.pop(key)
+        self.now[part] -= size
+        self.total -= size
+
+
+class _Run:
+    """Runs a half as its generated code would: a value is let go after its last use, what a collective reads once
+    that is waited for."""
+
+    def __init__(self, storages: _Storages, constants: dict[str, Any]) -> None:
+        self.storages, self.constants = storages, constants
+
+    def __call__(
+        self, graph: fx.Graph, given: list[Any], names: Sequence[str] = ()
+    ) -> tuple[list[torch.Tensor], list[Moment]]:
+        env: dict[fx.Node, Any] = {}
+        moments: list[Moment] = []
+        done = _let_go(graph)
+        end = next(iter(graph.find_nodes(op="output")))
+        gradients = set(end.all_input_nodes) if names else set()
+        given.reverse()
+        for node in graph.nodes:
+            if node.op == "placeholder":
+                env[node] = given.pop()
+            elif node.op == "get_attr":
+                env[node] = self.constants[str(node.target)]
+            elif node.op == "call_function":
+                self.storages.begin()
+                env[node] = self._call(node, env)
+                moments.append(self._after(node, env, gradients, done.get(node, ())))
+                continue
+            for old in done.get(node, ()):
+                env.pop(old, None)
+        results: Any = fx.map_arg(end.args[0], lambda n: env[n])
+        return list(results), moments
+
+    def _call(self, node: fx.Node, env: dict[fx.Node, Any]) -> Any:
+        held: Any = fx.map_arg((node.args, node.kwargs), lambda n: env[n])
+        args, kwargs = held
+        kind = _torch.COLLECTIVES.get(node.target)  # type: ignore[arg-type]
+        if kind is not None:
+            return _collective(kind, args[0], tuple(args[1:]))
+        if node.target is _torch.functional.wait_tensor.default:
+            return args[0]
+        if node.target is attention_backward:
+            self.storages.beside(_accumulators(args[1]))
+        if "device" in kwargs:
+            kwargs = {**kwargs, "device": torch.device("cpu")}
+        target: Any = node.target
+        return target(*args, **kwargs)
+
+    def _after(
+        self, node: fx.Node, env: dict[fx.Node, Any], gradients: set[fx.Node], done: Sequence[fx.Node]
+    ) -> Moment:
+        origin, kind = node.meta["origin"]
+        before = list(self.storages.now)
+        read = {t.untyped_storage()._cdata for source in node.all_input_nodes for t in _tensors(env[source])}
+        for tensor in _tensors(env[node]):
+            if node in gradients:
+                self.storages.label(tensor, "gradients")
+            elif tensor.untyped_storage()._cdata not in read:
+                self.storages.label(tensor, _MADE[kind])
+        peak, named = np.array(self.storages.most), np.subtract(self.storages.now, before)
+        if (peak + named >= 0).all():
+            peak = peak + named  # what the op gives was still without a name at its fullest moment
+        for old in done:
+            env.pop(old, None)
+        return Moment(origin=origin, op=kind == "op", peak=peak, after=np.array(self.storages.now))
+
+
+def _tensors(value: Any) -> Iterator[torch.Tensor]:
+    for each in value if isinstance(value, (tuple, list)) else (value,):
+        if isinstance(each, torch.Tensor):
+            yield each
+
+
+def _let_go(graph: fx.Graph) -> dict[fx.Node, list[fx.Node]]:
+    """For each node, the values that nothing reads after it."""
+    last: dict[fx.Node, fx.Node] = {}
+    for node in graph.nodes:
+        last[node] = node
+        for source in node.all_input_nodes:
+            last[source] = node
+        if node.target is _torch.functional.wait_tensor.default:
+            for source in node.all_input_nodes[0].all_input_nodes:
+                last[source] = node
+    found: dict[fx.Node, list[fx.Node]] = {}
+    for node, reader in last.items():
+        if reader.op != "output":
+            found.setdefault(reader, []).append(node)
+    return found
+
+
+def _collective(kind: str, x: torch.Tensor, rest: tuple) -> torch.Tensor:
+    """What a collective gives for the piece `x`."""
+    if kind == "all_gather_into_tensor":
+        return x.new_empty((x.shape[0] * rest[0], *x.shape[1:]))
+    if kind == "reduce_scatter_tensor":
+        return x.new_empty((x.shape[0] // rest[1], *x.shape[1:]))
+    return x.new_empty(x.shape)
+
+
+def _accumulators(q: torch.Tensor) -> int:
+    """Bytes that the fused attention kernels take in the backward to sum up the gradient of `q` (batch, heads, queries,
+    head_dim): a float32 of its shape, queries in multiples of 128 and head_dim of 32
+    (aten/src/ATen/native/transformers/cuda/flash_attn/flash_api.cpp)."""
+    batch, heads, queries, width = q.shape
+    rows = batch * heads * -(-queries // 128) * 128
+    return 4 * rows * (-(-width // 32) * 32 + 1)
