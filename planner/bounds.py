@@ -16,6 +16,7 @@ from .elimination import Step, Tables, beliefs, decode, eliminate, is_exact, rel
 from .messages import Messages
 from .problem import Overlap, Pair, Problem, Row
 from .program import Matrix, run
+from .ways import Way
 
 __all__ = ["Ascent", "Pricing", "Probe", "ascend", "by_messages", "by_tables", "match", "tables_at"]
 
@@ -118,7 +119,7 @@ def ascend(
     cuts: list[tuple[float, np.ndarray]] = []
     radius = 1.0
     best = -math.inf
-    ceiling = _most(pricing.problem)
+    ceiling = _most(pricing.problem) if count else math.inf
     unit = np.where(np.isinf(pricing.ceilings), 0.0, 1.0)
     for turn in range(rounds):
         if turn < len(points):
@@ -259,7 +260,9 @@ def _master(
 
 def _most(problem: Problem) -> float:
     """At least the seconds of any allowed plan."""
-    largest = (float(np.where(np.isfinite(v), v, -math.inf).max()) for v in (*problem.nodes, *problem.edges.values()))
+    written = [v for v in problem.edges.values() if not isinstance(v, Way)]
+    largest = [float(np.where(np.isfinite(v), v, -math.inf).max()) for v in (*problem.nodes, *written)]
+    largest += [v.most for v in problem.edges.values() if isinstance(v, Way)]
     total = math.fsum(abs(value) for value in largest if math.isfinite(value))
     for overlap in problem.overlaps:
         values = (*overlap.nodes.values(), *overlap.edges.values())

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 from torch import fx
@@ -26,8 +26,9 @@ from .constraints import Constraints
 from .folding import Blocks
 from .op_costs import Fusion, Local, op_seconds
 from .problem import Pair, Problem
-from .strategies import Strategies, Strategy
+from .strategies import EXTREMES, Strategies, Strategy
 from .transitions import Transitions, TransitionTable
+from .ways import WRITTEN_OUT, Way
 
 __all__ = ["Decision", "Formulation", "Reading", "formulate"]
 
@@ -145,11 +146,10 @@ class _Builder:
         self.results: dict[str, int] = {}
         self.readings: list[Reading] = []
         self.grads: list[Reading] = []
-        self.edges: dict[Pair, np.ndarray] = {}
+        self.edges: dict[Pair, np.ndarray | Way] = {}
         self.hidden: dict[Pair, np.ndarray] = {}
         self.unary: dict[int, np.ndarray] = {}
         self.extreme: set[fx.Node] = set()
-        self.reached: dict[tuple, list[Strategy]] = {}
         self.parameters = {n for n, s in captured.sources.items() if s.kind == "parameter"}
 
     def run(self) -> Formulation:
@@ -245,7 +245,7 @@ class _Builder:
 
     def _op(self, node: fx.Node) -> None:
         name = self.captured.names[node]
-        strategies = self._reachable(node, self.catalogue.of(node, name))
+        strategies = self._strategies(node, name)
         pattern = self.blocks.pattern(name)
         key = (
             "op",
@@ -258,18 +258,13 @@ class _Builder:
             key, name, lambda: self._op_decision(node, self.blocks.renumbered(name), strategies)
         )
 
-    def _reachable(self, node: fx.Node, strategies: list[Strategy]) -> list[Strategy]:
-        """The strategies whose inputs can lie so: partial extremes come from some ops only, and no step makes them."""
-        flags = tuple(self._base(source)[0] in self.extreme for source in tensor_args(node))
-        key = (id(strategies), flags)
-        if key not in self.reached:
-            self.reached[key] = [
-                s for s in strategies if all(f or not extremes(i) for f, i in zip(flags, s.ins, strict=True))
-            ]
-        kept = self.reached[key]
-        if any(layout is not None and extremes(layout) for s in kept for layout in s.outs):
+    def _strategies(self, node: fx.Node, name: str) -> list[Strategy]:
+        """The strategies whose inputs can lie so."""
+        can = [self._base(source)[0] in self.extreme for source in tensor_args(node)]
+        strategies = self.catalogue.of(node, name, extremes=can)
+        if any(layout is not None and extremes(layout) for s in strategies for layout in s.outs):
             self.extreme.add(node)
-        return kept
+        return strategies
 
     def _op_decision(self, node: fx.Node, name: str, strategies: list[Strategy]) -> Decision:
         values = values_of(node)
@@ -459,6 +454,10 @@ class _Builder:
             rows = np.array([wide.index[table.layouts[i]] for i in rows])
             columns = np.array([wide.index[other.layouts[i]] for i in columns])
             table = wide
+        if source != reader and not hides and len(rows) * len(columns) > WRITTEN_OUT:
+            way = Way(table=table, rows=rows, columns=columns, weight=weight)
+            _add(self.edges, (min(source, reader), max(source, reader)), way if source < reader else way.T)
+            return
         cost = table.seconds[np.ix_(rows, columns)] * weight
         if source == reader:
             self.unary[source] = self.unary.get(source, np.zeros(len(rows))) + np.diagonal(cost)
@@ -483,10 +482,10 @@ class _Builder:
         )  # a hub: the least that its first reader takes
 
 
-def _add(matrices: dict[Pair, np.ndarray], pair: Pair, cost: np.ndarray) -> None:
-    matrices[pair] = matrices[pair] + cost if pair in matrices else cost
+def _add(matrices: dict[Pair, Any], pair: Pair, cost: Any) -> None:
+    matrices[pair] = np.asarray(matrices[pair]) + np.asarray(cost) if pair in matrices else cost
 
 
 def extremes(layout: Layout) -> bool:
     """Whether a layout holds partial maxima or minima."""
-    return any(p in ("P(max)", "P(min)") for p in layout)
+    return any(p in EXTREMES for p in layout)

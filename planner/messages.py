@@ -13,11 +13,13 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
 from .elimination import Totals
 from .problem import Pair
+from .ways import Way
 
 __all__ = ["Messages"]
 
@@ -39,14 +41,14 @@ class Messages:
     earlier: dict[int, list[int]]
     share: dict[int, float]
     nodes: dict[int, np.ndarray]
-    tables: dict[Pair, np.ndarray]
+    tables: dict[Pair, Any]
     constant: float
     count: int
     messages: dict[Pair, np.ndarray] = field(default_factory=dict)
     sweeps: int = 0
 
     @classmethod
-    def of(cls, nodes: Sequence[np.ndarray], edges: Mapping[Pair, np.ndarray]) -> Messages:
+    def of(cls, nodes: Sequence[np.ndarray], edges: Mapping[Pair, Any]) -> Messages:
         """Set up; edges must join nodes with two choices or more (see reductions.fold)."""
         sizes = [len(line) for line in nodes]
         live = [i for i, size in enumerate(sizes) if size > 1]
@@ -73,14 +75,14 @@ class Messages:
         made.reprice(nodes, edges)
         return made
 
-    def reprice(self, nodes: Sequence[np.ndarray], edges: Mapping[Pair, np.ndarray], constant: float = 0.0) -> None:
+    def reprice(self, nodes: Sequence[np.ndarray], edges: Mapping[Pair, Any], constant: float = 0.0) -> None:
         """Take other costs on the same nodes and pairs; the messages stay, and any messages give a bound."""
         self.nodes = {i: nodes[i] for i in self.order}
         self.constant = constant + math.fsum(float(line[0]) for line in nodes if len(line) == 1)
         for (i, j), matrix in edges.items():
             if self.tables.get((i, j)) is not matrix:
                 self.tables[i, j] = matrix
-                self.tables[j, i] = np.ascontiguousarray(matrix.T)
+                self.tables[j, i] = matrix.T if isinstance(matrix, Way) else np.ascontiguousarray(matrix.T)
 
     def climb(
         self,
@@ -217,7 +219,7 @@ class Messages:
             before, after = self._before(i, j), self._after(i, j)
             start = parts[i] - self.messages[j, i] + (0.0 if before is None else reached[before])
             stop = parts[j] - self.messages[i, j] + (0.0 if after is None else back[after]) + (bound - of[i, j])
-            found = start[:, None] + self.tables[i, j] + stop
+            found = start[:, None] + np.asarray(self.tables[i, j]) + stop
             return found if (i, j) == pair else found.T
 
         return Totals(bound=bound, nodes=nodes, edges=edges)
@@ -242,8 +244,10 @@ class Messages:
         return total
 
 
-def _least(line: np.ndarray, table: np.ndarray) -> np.ndarray:
+def _least(line: np.ndarray, table: np.ndarray | Way) -> np.ndarray:
     """Least of line[a] + table[a, b] over a."""
+    if isinstance(table, Way):
+        return table.least(line)
     return (line[:, None] + table).min(axis=0)
 
 

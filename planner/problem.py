@@ -6,6 +6,7 @@ import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
@@ -49,11 +50,14 @@ class Overlap:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Problem:
-    """Pick one choice per node so that the seconds are least and every row holds; inf forbids."""
+    """Pick one choice per node so that the seconds are least and every row holds; inf forbids.
+
+    `edges` hold a matrix, or a `Way` where a matrix would be large, per pair of nodes.
+    """
 
     names: tuple[str, ...]
     nodes: tuple[np.ndarray, ...]
-    edges: Mapping[Pair, np.ndarray]
+    edges: Mapping[Pair, Any]
     rows: tuple[Row, ...] = ()
     overlaps: tuple[Overlap, ...] = ()
 
@@ -65,7 +69,8 @@ class Problem:
             _check_costs("nodes", costs)
         for pair, costs in self.edges.items():
             _check_shape("edges", pair, costs, sizes)
-            _check_costs(f"edges{pair}", costs)
+            if isinstance(costs, np.ndarray):
+                _check_costs(f"edges{pair}", costs)
         for term in (*self.rows, *self.overlaps):
             _check_term(term, sizes)
 
@@ -142,7 +147,7 @@ def brute_force(problem: Problem) -> Solution:
     )
 
 
-def _chosen(nodes: Sequence[np.ndarray], edges: Mapping[Pair, np.ndarray], choices: Sequence[int]) -> Iterator[float]:
+def _chosen(nodes: Sequence[np.ndarray], edges: Mapping[Pair, Any], choices: Sequence[int]) -> Iterator[float]:
     for costs, choice in zip(nodes, choices, strict=True):
         yield float(costs[choice])
     for (i, j), costs in edges.items():
@@ -161,7 +166,7 @@ def _check_costs(what: str, costs: np.ndarray) -> None:
         raise ValueError(f"'{what}' must be seconds or inf, got nan or -inf")
 
 
-def _check_shape(what: str, pair: Pair, costs: np.ndarray, sizes: Sequence[int]) -> None:
+def _check_shape(what: str, pair: Pair, costs: Any, sizes: Sequence[int]) -> None:
     i, j = pair
     if not 0 <= i < j < len(sizes) or costs.shape != (sizes[i], sizes[j]):
         raise ValueError(f"'{what}' must join i < j with one entry per pair of choices, got {pair}: {costs.shape}")

@@ -8,12 +8,14 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
 from ..plans.errors import Infeasible
 from .elimination import decode, eliminate, order
 from .problem import Overlap, Pair, Problem, Row
+from .ways import WRITTEN_OUT, Way
 
 __all__ = ["Lift", "absorb", "clean", "complete", "consistent", "dominated", "fold", "restrict"]
 
@@ -29,7 +31,7 @@ Lift = Callable[[tuple[int, ...]], tuple[int, ...]]
 def complete(problem: Problem) -> Problem:
     """Float arrays throughout, and an edge wherever a row or overlap couples two nodes."""
     nodes = tuple(np.asarray(costs, dtype=np.float64) for costs in problem.nodes)
-    edges = {pair: np.asarray(costs, dtype=np.float64) for pair, costs in problem.edges.items()}
+    edges = {pair: c if isinstance(c, Way) else np.asarray(c, dtype=np.float64) for pair, c in problem.edges.items()}
     for term in (*problem.rows, *problem.overlaps):
         for pair, coefficients in term.edges.items():
             edges.setdefault(pair, np.zeros(coefficients.shape))
@@ -43,8 +45,8 @@ def restrict(problem: Problem, keeps: Sequence[np.ndarray]) -> tuple[Problem, Li
     def lines(given: Mapping[int, np.ndarray]) -> dict[int, np.ndarray]:
         return {i: line if full[i] else line[keeps[i]] for i, line in given.items()}
 
-    def matrices(given: Mapping[Pair, np.ndarray]) -> dict[Pair, np.ndarray]:
-        return {(i, j): m if full[i] and full[j] else m[np.ix_(keeps[i], keeps[j])] for (i, j), m in given.items()}
+    def matrices(given: Mapping[Pair, Any]) -> dict[Pair, Any]:
+        return {(i, j): m if full[i] and full[j] else _picked(m, keeps[i], keeps[j]) for (i, j), m in given.items()}
 
     smaller = replace(
         problem,
@@ -55,6 +57,14 @@ def restrict(problem: Problem, keeps: Sequence[np.ndarray]) -> tuple[Problem, Li
     )
     kept = tuple(keeps)
     return smaller, lambda plan: tuple(int(keep[c]) for keep, c in zip(kept, plan, strict=True))
+
+
+def _picked(costs: Any, rows: np.ndarray, columns: np.ndarray) -> Any:
+    """The costs between some choices; as a matrix where that is small."""
+    if not isinstance(costs, Way):
+        return costs[np.ix_(rows, columns)]
+    smaller = costs.restricted(rows, columns)
+    return np.asarray(smaller) if smaller.size <= WRITTEN_OUT // 10 else smaller
 
 
 def clean(problem: Problem) -> tuple[Problem, list[Lift]]:
@@ -79,18 +89,18 @@ def consistent(problem: Problem) -> list[np.ndarray]:
     for pair in problem.edges:
         for node in pair:
             touching.setdefault(node, []).append(pair)
-    allowed = {pair: np.isfinite(matrix) for pair, matrix in problem.edges.items()}
+    allowed = {p: m if isinstance(m, Way) else np.isfinite(m) for p, m in problem.edges.items()}
     queue = dict.fromkeys(problem.edges)
     while queue:
         pair = next(iter(queue))
         del queue[pair]
         i, j = pair
-        table = allowed[pair] & alive[i][:, None] & alive[j]
-        for node, partnered in ((i, np.any(table, axis=1)), (j, np.any(table, axis=0))):
+        left, right = _partnered(allowed[pair], alive[i], alive[j])
+        for node, partnered in ((i, left), (j, right)):
             if partnered.sum() < alive[node].sum():
                 alive[node] = partnered
                 queue.update(dict.fromkeys(p for p in touching[node] if p != pair))
-        if not table.any():
+        if not left.any():
             raise Infeasible(
                 f"'{problem.names[i]}' and '{problem.names[j]}' must have a pair of choices that fit together, got none"
             )
@@ -98,6 +108,15 @@ def consistent(problem: Problem) -> list[np.ndarray]:
         if not left.any():
             raise Infeasible(f"'{problem.names[node]}' must have a choice that is allowed, got none")
     return [np.flatnonzero(left) for left in alive]
+
+
+def _partnered(allowed: Any, left: np.ndarray, right: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Which choices that are alive at either end have a partner that is."""
+    if isinstance(allowed, Way):
+        left = left & allowed.T.partnered(right)
+        return left, right & allowed.partnered(left)
+    table = allowed & left[:, None] & right
+    return np.any(table, axis=1), np.any(table, axis=0)
 
 
 def _fit(problem: Problem, row: Row, alive: list[np.ndarray]) -> None:
@@ -120,7 +139,8 @@ def dominated(problem: Problem) -> list[np.ndarray]:
             neighbours.setdefault(pair[place], []).append((pair[1 - place], pair))
     keeps = [np.arange(size) for size in problem.sizes]
     for node, size in enumerate(problem.sizes):
-        if size > 1:
+        # Comparing choices along a way would write it out.
+        if size > 1 and not any(isinstance(problem.edges[pair], Way) for _, pair in neighbours.get(node, [])):
             view = _View(problem=problem, node=node, keeps=keeps, neighbours=neighbours.get(node, []))
             keeps[node] = view.survivors()
     return keeps
@@ -221,6 +241,8 @@ def fold(problem: Problem) -> Problem:
     coupled = {pair for term in (*rows, *overlaps) for pair in term.edges}
     for pair in [pair for pair in edges if pair not in coupled]:
         matrix, (i, j) = edges[pair], pair
+        if isinstance(matrix, Way):
+            continue
         if matrix.shape[0] == 1 or (matrix == matrix[:1]).all():
             nodes[j] = nodes[j] + matrix[0]
             del edges[pair]
@@ -233,12 +255,14 @@ def fold(problem: Problem) -> Problem:
 def absorb(problem: Problem) -> tuple[Problem, Lift | None]:
     """Eliminate nodes with at most two neighbours that no row or overlap mentions."""
     terms = (*problem.rows, *problem.overlaps)
+    written = {pair: matrix for pair, matrix in problem.edges.items() if not isinstance(matrix, Way)}
     carrying = {node for term in terms for node in term.nodes} | {n for t in terms for pair in t.edges for n in pair}
+    carrying |= {node for pair in problem.edges if pair not in written for node in pair}
     free = frozenset(i for i, size in enumerate(problem.sizes) if size > 1 and i not in carrying)
-    steps = order(problem.sizes, problem.edges, cap=_TABLE, only=free)
+    steps = order(problem.sizes, written, cap=_TABLE, only=free)
     if not steps:
         return problem, None
-    tables = eliminate(steps, problem.nodes, problem.edges)
+    tables = eliminate(steps, problem.nodes, written)
     gone = {pair for step in steps for pair in step.edges}
     used = {source for step in steps for source in step.inputs}
     nodes = list(problem.nodes)

@@ -18,6 +18,7 @@ from .problem import Problem, Row, Solution, Stats, evaluate, within_rows
 from .program import build, run
 from .reductions import Lift, absorb, clean, complete, consistent, fold, restrict
 from .verdict import blame
+from .ways import Way
 
 __all__ = ["Progress", "solve"]
 
@@ -26,6 +27,8 @@ Progress = Callable[[str, float, float], None]
 # Entries of a table, and of all tables of one pass: where there are more, messages bound the plan instead.
 _TABLE = 1e8
 _QUICK = 6e7
+# Choices per node in a first look where pairs are not written out.
+_FEW = 24
 # Most columns that a 0/1 program may have.
 _COLUMNS = 400_000
 # Pairs in the first exact program, when many more could still win.
@@ -124,7 +127,7 @@ class _Search:
         self.settle("warm")
         for plan, taken in zip(plans[:_REPAIRED], values, strict=False):
             value = evaluate(self.original, plan)
-            if math.isfinite(value) and not math.isfinite(taken):
+            if math.isfinite(value) and not math.isfinite(taken) and not _open(self.problem):
                 fixed = Descent.of(self.problem).repair(plan, _fines(self.problem, value))
                 if fixed is not None:
                     self.consider(fixed)
@@ -132,7 +135,7 @@ class _Search:
 
     def tidy(self) -> None:
         """Shrink; where passes over tables would be slow, without comparing choices, which would be slow too."""
-        if _effort(self.problem) <= _QUICK:
+        if not _open(self.problem) and _effort(self.problem) <= _QUICK:
             self.shrink()
             return
         self.problem, lift = restrict(self.problem, consistent(self.problem))
@@ -161,21 +164,47 @@ class _Search:
         names = [*(row.name for row in self.problem.rows), *(f"overlap {k}" for k in range(len(self.problem.overlaps)))]
         ascent = Ascent(prices=np.array([self.prices.get(name, 0.0) for name in names]) * pricing.units)
         rounds = 16 + 6 * len(pricing.terms)
-        if _effort(self.problem) > _QUICK:
+        if _open(self.problem) or _effort(self.problem) > _QUICK:
             least = self.tell(pricing, ascent, rounds)
         else:
             least = self.climb(pricing, ascent, rounds)
         self.prices |= dict(zip(names, (ascent.prices / pricing.units).tolist(), strict=True))
         self.settle("prices")
-        self.repair(ascent)
-        self.polish(ascent.plans)
-        self.settle("plans")
-        if self.best is None:
-            self.blame()
+        if _open(self.problem):
+            found = least()
+            self.search(ascent, self.near(ascent.plans, found))
+        else:
+            self.search(ascent, None)
+            if self.best is None:
+                self.blame()
         if self.best is not None and not self.late():
             found = least()
             self.kernel(found)
             self.drop(found)
+
+    def search(self, ascent: Ascent, keeps: list[np.ndarray] | None) -> None:
+        """Plans near those met: made to keep the rows, improved node by node, mixed. With `keeps`, of these choices."""
+        problem, plans = self.problem, ascent.plans
+        offer: Callable[[tuple[int, ...]], float] = self.offer
+        if keeps is not None:
+            problem, lift = restrict(problem, keeps)
+            plans = [
+                tuple(int(np.searchsorted(keep, c)) for keep, c in zip(keeps, plan, strict=True)) for plan in plans[-6:]
+            ]
+            offer = lambda plan: self.offer(lift(plan))  # noqa: E731
+        plans = list(plans)
+        self.repair(problem, plans, ascent.bound, offer)
+        self.polish(problem, plans, offer)
+        self.settle("plans")
+
+    def near(self, plans: Sequence[tuple[int, ...]], found: Totals) -> list[np.ndarray]:
+        """Per node the choices of least totals, and those of the latest plans."""
+        keeps: list[np.ndarray] = []
+        for node, size in enumerate(self.problem.sizes):
+            line = found.nodes.get(node, np.zeros(size))
+            best = np.argsort(line, kind="stable")[:_FEW]
+            keeps.append(np.unique([*best.tolist(), *(plan[node] for plan in plans[-6:])]))
+        return keeps
 
     def climb(self, pricing: Pricing, ascent: Ascent, rounds: int) -> Callable[[], Totals]:
         """Raise the bound by passes over tables."""
@@ -212,38 +241,39 @@ class _Search:
 
         return least
 
-    def repair(self, ascent: Ascent) -> None:
+    def repair(
+        self, problem: Problem, plans: list[tuple[int, ...]], bound: float, offer: Callable[[tuple[int, ...]], float]
+    ) -> None:
         """Where no plan met on the way keeps the rows: make the latest keep them, for growing fines."""
-        if self.best is not None or not self.problem.rows:
+        if self.best is not None or not problem.rows:
             return
-        descent = Descent.of(self.problem)
-        rows = [self.prices[row.name] for row in self.problem.rows]
-        spare = (
-            0.01 * max(abs(ascent.bound), 1e-30) / np.array([max(_largest(row), 1e-30) for row in self.problem.rows])
-        )
-        fines = np.maximum(rows, spare)
-        for plan in list(dict.fromkeys(reversed(ascent.plans)))[:6]:
+        descent = Descent.of(problem)
+        fines = np.maximum([self.prices[row.name] for row in problem.rows], _fines(problem, bound))
+        for plan in list(dict.fromkeys(reversed(plans)))[:6]:
             fixed = descent.repair(plan, fines)
             if fixed is not None:
-                ascent.meet(fixed, self.offer)
+                offer(fixed)
+                plans.append(fixed)
 
-    def polish(self, plans: list[tuple[int, ...]]) -> None:
+    def polish(self, problem: Problem, plans: list[tuple[int, ...]], offer: Callable[[tuple[int, ...]], float]) -> None:
         """Local search from the plans met, latest first, then the best mix of them by a small exact program."""
-        descent = Descent.of(self.problem)
+        descent = Descent.of(problem)
         latest = list(dict.fromkeys(reversed(plans)))[:10]
         for plan in latest[:5]:
             better = descent.improve(plan)
-            self.offer(better)
+            offer(better)
             latest.append(better)
         if not latest or (self.best is not None and _gap(self.upper, self.bound) <= self.gap):
             return
-        keeps = [np.unique([plan[node] for plan in latest]) for node in range(len(self.problem.nodes))]
-        smaller, back = restrict(self.problem, keeps)
+        keeps = [np.unique([plan[node] for plan in latest]) for node in range(len(problem.nodes))]
+        smaller, back = restrict(problem, keeps)
         if max(smaller.sizes) > 1:
-            self.exact(fold(smaller), back, limit_s=min(2.0, self.left()), aim=None)
+            self.exact(fold(smaller), lambda plan: offer(back(plan)), limit_s=min(2.0, self.left()), aim=None)
 
     def kernel(self, found: Totals) -> None:
         """The exact program over the pairs with the least totals: all others are proven to be at `aim` or above."""
+        if _open(self.problem):
+            return
         near: list[np.ndarray] = [np.empty(0)]
         for pair in self.problem.edges:
             matrix = found.edges(pair)
@@ -257,7 +287,7 @@ class _Search:
         except Infeasible:
             self.raise_bound(aim)
             return
-        self.exact(smaller, lambda plan: _lifted(plan, lifts), limit_s=self.left() * 0.25, aim=aim)
+        self.exact(smaller, lambda plan: self.offer(_lifted(plan, lifts)), limit_s=self.left() * 0.25, aim=aim)
         self.settle("kernel")
 
     def drop(self, found: Totals) -> None:
@@ -283,23 +313,30 @@ class _Search:
     def finish(self) -> None:
         """The exact program over what is left, or the verdict that nothing fits."""
         if max(self.problem.sizes, default=1) > 1:
-            if _columns(self.problem) <= _COLUMNS and not (self.late() and self.best is not None):
-                self.exact(self.problem, None, limit_s=self.left(), aim=math.inf)
+            if (
+                not _open(self.problem)
+                and _columns(self.problem) <= _COLUMNS
+                and not (self.late() and self.best is not None)
+            ):
+                self.exact(self.problem, self.offer, limit_s=self.left(), aim=math.inf)
         else:
             self.offer((0,) * len(self.problem.sizes))
             self.raise_bound(self.upper)
         self.settle("program")
-        if self.best is None:
+        if self.best is None and not _open(self.problem):
             self.blame()
 
-    def exact(self, problem: Problem, lift: Lift | None, *, limit_s: float, aim: float | None) -> None:
+    def exact(
+        self, problem: Problem, offer: Callable[[tuple[int, ...]], float], *, limit_s: float, aim: float | None
+    ) -> None:
         """Solve as a 0/1 program; a plan that a row rejects in exact arithmetic earns tighter rows and a rerun.
 
-        With `aim` the bound counts: plans outside this problem are known to be at `aim` or above.
+        `offer` takes a plan of this problem. With `aim` the bound counts: plans outside this problem are known to be at
+        `aim` or above.
         """
         if max(problem.sizes, default=1) == 1:
             plan = (0,) * len(problem.sizes)
-            value = self.offer(plan if lift is None else lift(plan))
+            value = offer(plan)
             if aim is not None:
                 self.raise_bound(min(aim, value))
             return
@@ -313,7 +350,7 @@ class _Search:
             kept = True
             if outcome.values is not None:
                 plan = program.plan(outcome.values)
-                kept = math.isfinite(self.offer(plan if lift is None else lift(plan)))
+                kept = math.isfinite(offer(plan))
             if aim is not None and shave == 0.0:
                 self.raise_bound(min(aim, math.inf if outcome.infeasible else program.seconds(outcome.bound)))
             if outcome.interrupted:
@@ -390,6 +427,11 @@ def _fines(problem: Problem, value: float) -> np.ndarray:
     return 0.01 * max(abs(value), 1e-30) / np.array([max(_largest(row), 1e-30) for row in problem.rows])
 
 
+def _open(problem: Problem) -> bool:
+    """Whether some pairs are not written out, so that choices must leave before all can be looked at."""
+    return any(isinstance(costs, Way) for costs in problem.edges.values())
+
+
 def _effort(problem: Problem) -> float:
     """Table entries of one exact pass."""
     return work(order(problem.sizes, problem.edges, cap=math.inf), problem.sizes)
@@ -418,7 +460,10 @@ def _under(problem: Problem, found: Totals, aim: float) -> Problem:
     nodes = list(problem.nodes)
     for node, least in found.nodes.items():
         nodes[node] = np.where(least < aim, nodes[node], np.inf)
-    edges = {pair: np.where(found.edges(pair) < aim, matrix, np.inf) for pair, matrix in problem.edges.items()}
+    edges = {
+        pair: matrix if isinstance(matrix, Way) else np.where(found.edges(pair) < aim, matrix, np.inf)
+        for pair, matrix in problem.edges.items()
+    }
     return replace(problem, nodes=tuple(nodes), edges=edges)
 
 

@@ -29,10 +29,12 @@ from .rules.rule import Link, Rule, RuleFunction, from_links, replicated
 from .rules.spatial import SPATIAL_RULES
 from .rules.views import VIEW_RULES
 
-__all__ = ["OWN_RULES", "Strategies", "Strategy", "op_key", "rule_name", "shardable", "split_dims"]
+__all__ = ["EXTREMES", "OWN_RULES", "Strategies", "Strategy", "op_key", "rule_name", "shardable", "split_dims"]
 
 OWN_RULES: dict[str, RuleFunction] = {**VIEW_RULES, **MATH_RULES, **SPATIAL_RULES}
 
+# Partial results that some reductions make and no step between layouts does.
+EXTREMES = ("P(max)", "P(min)")
 # Elementwise ops that PyTorch does not tag as such.
 _ELEMENTWISE = {
     "softplus_backward",
@@ -112,13 +114,19 @@ class Strategies:
         self.replicate = frozenset(replicate)
         self._rules: dict[Any, list[Rule]] = {}
         self._strategies: dict[Any, list[Strategy]] = {}
+        self._shardable: dict[tuple[tuple[int, ...], Layout], bool] = {}
 
-    def of(self, node: fx.Node, name: str = "") -> list[Strategy]:
-        """Every strategy of `node`; UnsupportedOpError when its op has no rule and may not be replicated."""
+    def of(self, node: fx.Node, name: str = "", *, extremes: Sequence[bool] | None = None) -> list[Strategy]:
+        """Every strategy of `node`; UnsupportedOpError when its op has no rule and may not be replicated.
+
+        `extremes` says of each tensor input whether it can lie as partial maxima or minima, which some ops make and no
+        step does; by default all can.
+        """
         twins: tuple[fx.Node, ...] = node.meta.get("twins", ())
-        key = (op_key(node), *map(op_key, twins))
+        can = None if extremes is None else tuple(extremes)
+        key = (op_key(node), can, *map(op_key, twins))
         if key not in self._strategies:
-            found = self._compose(node, name) if "region" not in node.meta else self._of_region(node)
+            found = self._of_region(node) if "region" in node.meta else self._compose(node, name, can)
             self._strategies[key] = [s for s in found if all(self.holds(twin, s, name) for twin in twins)]
         return self._strategies[key]
 
@@ -150,8 +158,13 @@ class Strategies:
         layouts = itertools.product(*per_axis)
         return [layout for layout in layouts if shardable(shape, layout, self.mesh.shape, wide=wide)]
 
-    def _compose(self, node: fx.Node, name: str) -> list[Strategy]:
+    def _compose(self, node: fx.Node, name: str, extremes: Sequence[bool] | None) -> list[Strategy]:
         per_axis = [self._along(node, parts, name) for parts in self.mesh.shape]
+        if extremes is not None:
+            per_axis = [
+                [r for r in rules if all(can or p not in EXTREMES for can, p in zip(extremes, r.ins, strict=True))]
+                for rules in per_axis
+            ]
         inputs = range(len(tensor_args(node)))
         found: dict[Strategy, None] = {}
         for rules in itertools.product(*per_axis):
@@ -165,8 +178,13 @@ class Strategies:
 
     def _searched(self, pairs: Sequence[tuple[Layout, torch.Tensor]]) -> bool:
         """Whether the search looks at every tensor in its layout."""
-        mesh = self.mesh.shape
-        return all(shardable(v.shape, layout, mesh, wide=tuple(v.shape) in self.wide) for layout, v in pairs)
+        return all(self._looked_at(tuple(v.shape), layout) for layout, v in pairs)
+
+    def _looked_at(self, shape: tuple[int, ...], layout: Layout) -> bool:
+        key = (shape, layout)
+        if key not in self._shardable:
+            self._shardable[key] = shardable(shape, layout, self.mesh.shape, wide=shape in self.wide)
+        return self._shardable[key]
 
     def _sound(self, rules: Sequence[Rule], pairs: Sequence[tuple[Layout, torch.Tensor]]) -> bool:
         """Whether a choice of one rule per axis makes sense: one kind of reduction, one special local program, and even

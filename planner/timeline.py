@@ -25,6 +25,7 @@ from .op_costs import is_view
 from .optimizers import Optimizer
 from .problem import Pair, Row
 from .transitions import TransitionTable
+from .ways import Moved
 
 __all__ = ["Timeline"]
 
@@ -43,7 +44,7 @@ class Timeline:
         self._backward = {i for i, node in enumerate(self.order) if node in captured.backward}
         self.end = len(self.order)
         self._middles = {path: self._middle(path) for path in formulation.blocks.cut}
-        self.bytes: dict[Item, np.ndarray] = {}
+        self.bytes: dict[Item, np.ndarray | Moved] = {}
         self._spans: dict[Item, list[tuple[int, int, int]]] = defaultdict(list)
         self._last: dict[fx.Node, int] = {}
         self._collect(optimizer, device)
@@ -60,7 +61,7 @@ class Timeline:
         for item, count in zip(self.items, self.counts[:, moment], strict=True):
             if count:
                 into: dict = nodes if isinstance(item[1], int) else edges
-                into[item[1]] = into.get(item[1], 0.0) + count * self.bytes[item]
+                into[item[1]] = into.get(item[1], 0.0) + count * np.asarray(self.bytes[item])
         return Row(name=f"memory at {self.at(moment)}", limit=limit, nodes=nodes, edges=edges)
 
     def at(self, moment: int) -> str:
@@ -184,9 +185,7 @@ class Timeline:
         )
         if item not in self.bytes:
             sizes, columns = self._target(reader, reading, table)
-            there = np.broadcast_to(sizes[None, :], (len(rows), len(sizes)))
-            matrix = np.where(rows[:, None] == columns[None, :], 0.0, there)
-            self.bytes[item] = matrix if source < reader else matrix.T
+            self.bytes[item] = Moved(rows=rows, columns=columns, bytes=sizes, flipped=source > reader)
         self._add(item, self.bytes[item], node, born, dies)
         if not self._early(reading, source):
             # Moving along an inner dim packs the pieces: for a moment there are two of the copy.
@@ -216,7 +215,9 @@ class Timeline:
             sizes = other.bytes[[other.index[s] for s in layouts]]
         return sizes, np.array([table.index.get(s, -1) for s in layouts])
 
-    def _add(self, item: Item, values: np.ndarray, node: fx.Node, born: int, dies: int, *, held: bool = False) -> None:
+    def _add(
+        self, item: Item, values: np.ndarray | Moved, node: fx.Node, born: int, dies: int, *, held: bool = False
+    ) -> None:
         """Count an item from `born` to `dies`, for every block that `node` stands for; `held` ones are there always."""
         self.bytes[item] = values
         name = self.formulation.captured.names[node]

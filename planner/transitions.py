@@ -16,16 +16,17 @@ import numpy as np
 from ..plans.layouts import PARTIAL, REPLICATE, Layout, is_partial, local_shape, shard, shard_dim
 from ..plans.meshes import Mesh
 from .strategies import shardable, split_dims
+from .ways import Grid
 
 __all__ = ["Transitions", "TransitionTable"]
 
-# Steps along one axis between the same two placements: states before, states after, seconds.
-Arcs = tuple[np.ndarray, np.ndarray, np.ndarray]
+# Per state the states that a single step leads to, with its text and seconds.
+Steps = dict[int, dict[int, tuple[str, float]]]
 # Breaks ties towards fewer steps; far below the latency of any collective.
 _STEP_S = 1e-9
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True, eq=False)
 class TransitionTable:
     """All layouts of one tensor shape.
 
@@ -34,25 +35,49 @@ class TransitionTable:
 
     layouts: tuple[Layout, ...]
     index: dict[Layout, int]
-    seconds: np.ndarray
     local: np.ndarray
     bytes: np.ndarray
-    steps: dict[int, dict[int, tuple[str, float]]]
+    steps: Steps
+    _seconds: np.ndarray | None = None
+    _grid: Grid | None = None
+
+    @property
+    def seconds(self) -> np.ndarray:
+        """All pairs, worked out when first asked for."""
+        if self._seconds is None:
+            self._seconds = _shortest(len(self.layouts), self.steps)
+        return self._seconds
+
+    @property
+    def grid(self) -> Grid:
+        """The same as single steps on a grid."""
+        if self._grid is None:
+            arcs = [(i, j, time) for i, found in self.steps.items() for j, (_, time) in found.items()]
+            self._grid = Grid.of(self.layouts, arcs)
+        return self._grid
+
+    def _to(self, end: int) -> np.ndarray:
+        """Seconds to one state from all."""
+        if self._seconds is not None:
+            return self._seconds[:, end]
+        held = np.full((1, len(self.layouts)), np.inf)
+        held[0, end] = 0.0
+        return self.grid.least(held, back=True)[0]
 
     def way(self, source: Layout, target: Layout) -> tuple[str, ...]:
         """The steps of the cheapest way, as texts."""
         at, end = self.index[source], self.index[target]
-        found = []
+        found, left = [], self._to(end)
         while at != end:
             # Every step takes time, so the next state lies nearer to the end.
-            after = min(self.steps[at], key=lambda state: self.steps[at][state][1] + self.seconds[state, end])
+            after = min(self.steps[at], key=lambda state: self.steps[at][state][1] + left[state])
             found.append(self.steps[at][after][0])
             at = after
         return tuple(found)
 
     def time(self, source: Layout, target: Layout) -> float:
         """Seconds of the cheapest way."""
-        return float(self.seconds[self.index[source], self.index[target]])
+        return float(self._to(self.index[target])[self.index[source]])
 
 
 class Transitions:
@@ -89,21 +114,12 @@ class Transitions:
             [local_shape(shape, layout, mesh, (0,) * len(mesh)) for layout in layouts], dtype=np.int64
         ).reshape(len(layouts), len(shape))
         sizes = local.prod(axis=1, dtype=np.float64) * itemsize if shape else np.full(len(layouts), float(itemsize))
-        arcs, steps = self._arcs(layouts, index, sizes)
-        return TransitionTable(
-            layouts=layouts,
-            index=index,
-            seconds=_shortest(len(layouts), arcs),
-            local=local,
-            bytes=sizes,
-            steps=steps,
-        )
+        steps = self._arcs(layouts, index, sizes)
+        return TransitionTable(layouts=layouts, index=index, local=local, bytes=sizes, steps=steps)
 
-    def _arcs(
-        self, layouts: Sequence[Layout], index: dict[Layout, int], sizes: np.ndarray
-    ) -> tuple[list[Arcs], dict[int, dict[int, tuple[str, float]]]]:
-        """All single steps: in groups of one axis and one change of placement, and by state with text and seconds."""
-        steps: dict[int, dict[int, tuple[str, float]]] = {i: {} for i in range(len(layouts))}
+    def _arcs(self, layouts: Sequence[Layout], index: dict[Layout, int], sizes: np.ndarray) -> Steps:
+        """All single steps by state, with text and seconds."""
+        steps: Steps = {i: {} for i in range(len(layouts))}
         batches: dict[tuple[str, int], list[_Arc]] = {}
         placements = [sorted({layout[axis] for layout in layouts}) for axis in range(len(self.mesh.shape))]
         for i, layout in enumerate(layouts):
@@ -117,14 +133,11 @@ class Transitions:
                     kind, text, copies = _step(layout[axis], new, self.mesh.axis_names[axis])
                     if kind is not None:
                         larger = float(max(sizes[i], sizes[j]))
-                        arc = _Arc(i, j, (layout[axis], new), text, larger, copies)
-                        batches.setdefault((kind, axis), []).append(arc)
-        groups: dict[tuple, list[tuple[int, int, float]]] = {}
+                        batches.setdefault((kind, axis), []).append(_Arc(i, j, text, larger, copies))
         for (kind, axis), rows in batches.items():
             for arc, time in zip(rows, self._times(kind, axis, rows).tolist(), strict=True):
                 steps[arc.start][arc.end] = (arc.text, time)
-                groups.setdefault((axis, arc.change), []).append((arc.start, arc.end, time))
-        return [_columns(rows) for rows in groups.values()], steps
+        return steps
 
     def _times(self, kind: str, axis: int, rows: Sequence[_Arc]) -> np.ndarray:
         """Seconds of steps of one kind along one axis."""
@@ -145,14 +158,9 @@ class _Arc(NamedTuple):
 
     start: int
     end: int
-    change: tuple[str, str]
     text: str
     bytes: float
     copies: float
-
-
-def _columns(rows: Sequence[tuple[int, int, float]]) -> Arcs:
-    return np.array([r[0] for r in rows]), np.array([r[1] for r in rows]), np.array([r[2] for r in rows])
 
 
 def _clear(layout: Layout, new: str, axis: int) -> bool:
@@ -179,18 +187,24 @@ def _step(old: str, new: str, axis: str) -> tuple[str | None, str, float]:
     return None, "", 0.0
 
 
-def _shortest(count: int, arcs: Sequence[Arcs]) -> np.ndarray:
+def _shortest(count: int, steps: Steps) -> np.ndarray:
     """seconds[i, j] of the cheapest way from i to j: single steps are put in front of what is known until that gains
-    nothing. In a group of arcs no state occurs twice as a start."""
+    nothing."""
     seconds = np.full((count, count), np.inf)
     np.fill_diagonal(seconds, 0.0)
+    # Rounds of steps, at most one from each state, so that a round is a few operations on arrays.
+    rounds: list[list[tuple[int, int, float]]] = []
+    for start, found in steps.items():
+        for k, (end, (_, time)) in enumerate(found.items()):
+            rounds.extend([] for _ in range(k + 1 - len(rounds)))
+            rounds[k].append((start, end, time))
+    arcs = [tuple(map(np.array, zip(*group, strict=True))) for group in rounds]
     while True:
         gained = False
         for starts, ends, times in arcs:
             through = times[:, None] + seconds[ends]
             here = seconds[starts]
-            better = through < here
-            if better.any():
+            if (through < here).any():
                 gained = True
                 seconds[starts] = np.minimum(through, here)
         if not gained:
