@@ -454,7 +454,8 @@ class _Builder:
             rows = np.array([wide.index[table.layouts[i]] for i in rows])
             columns = np.array([wide.index[other.layouts[i]] for i in columns])
             table = wide
-        if source != reader and not hides and len(rows) * len(columns) > WRITTEN_OUT:
+        many = min(len(rows), len(columns)) > 1 and len(rows) * len(columns) > WRITTEN_OUT
+        if source != reader and not hides and many:
             way = Way(table=table, rows=rows, columns=columns, weight=weight)
             _add(self.edges, (min(source, reader), max(source, reader)), way if source < reader else way.T)
             return

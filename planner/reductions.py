@@ -64,7 +64,7 @@ def _picked(costs: Any, rows: np.ndarray, columns: np.ndarray) -> Any:
     if not isinstance(costs, Way):
         return costs[np.ix_(rows, columns)]
     smaller = costs.restricted(rows, columns)
-    return np.asarray(smaller) if smaller.size <= WRITTEN_OUT // 10 else smaller
+    return smaller if smaller.size > WRITTEN_OUT // 10 and min(smaller.shape) > 1 else np.asarray(smaller)
 
 
 def clean(problem: Problem) -> tuple[Problem, list[Lift]]:
