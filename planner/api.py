@@ -247,6 +247,8 @@ def draft(
     if named is not None:
         limits.recipe = str(named)
         limits.exact = recipe_constraints(named, captured, blocks, replicate=replicate)
+    for node, source in captured.sources.items():
+        limits.widen(blocks.renumbered(captured.names[node]), source.shape, grid.shape)
     formulation = formulate(
         captured,
         grid,

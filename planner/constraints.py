@@ -17,7 +17,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from ..plans.errors import Infeasible, RequestError
-from ..plans.layouts import Layout, parse_placement
+from ..plans.layouts import REPLICATE, Layout, parse_placement, shard_dim
+from .strategies import shardable
 
 __all__ = ["SPLIT", "Constraint", "Constraints"]
 
@@ -74,6 +75,7 @@ class Constraints:
     exact: Mapping[str, Constraint] = field(default_factory=dict)
     seen: set[str] = field(default_factory=set)
     used: set[int] = field(default_factory=set)
+    wide: set[tuple[int, ...]] = field(default_factory=set)
 
     @classmethod
     def of(cls, texts: Iterable[str | Constraint], axes: int, *, held: bool = True) -> Constraints:
@@ -92,6 +94,15 @@ class Constraints:
         found = tuple(i for i, c in enumerate(self.items) if c.name == name or fnmatch.fnmatchcase(name, c.name))
         self.used.update(found)
         return found
+
+    def widen(self, name: str, shape: Sequence[int], mesh: Sequence[int]) -> None:
+        """Let tensors of `shape` (elements) lie in every layout there is, if `name` is pinned to one that the search
+        does not look at: a dim of one element that is split, or one that most devices get nothing of."""
+        for item in (self.items[i] for i in self.key(name)):
+            pinned = tuple(placement or REPLICATE for placement in item.layout)
+            there = all(d is None or d < len(shape) for d in map(shard_dim, pinned))
+            if there and not item.forbids and not shardable(shape, pinned, mesh):
+                self.wide.add(tuple(shape))
 
     def allowed(self, name: str, layouts: Sequence[Layout]) -> list[bool]:
         """Which of `layouts` are left to `name`.

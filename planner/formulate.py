@@ -137,8 +137,8 @@ class _Builder:
     ) -> None:
         self.captured, self.mesh, self.prices, self.blocks = captured, mesh, prices, blocks
         self.optimizer_s, self.constraints = optimizer_s, constraints
-        self.catalogue = Strategies(mesh, replicate=replicate)
-        self.transitions = Transitions(mesh, prices)
+        self.catalogue = Strategies(mesh, replicate=replicate, wide=constraints.wide)
+        self.transitions = Transitions(mesh, prices, wide=constraints.wide)
         self.fusion = Fusion(captured, compiled=compiled)
         self.decisions: list[Decision] = []
         self.by_key: dict[object, int] = {}
