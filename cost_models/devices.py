@@ -54,7 +54,11 @@ class DeviceLink:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gemm:
-    """Matrix products: units, tile, the share of peak reached by the best shape, and the fixed time of a kernel."""
+    """Matrix products: units, tile, the share of peak reached by the best shape, and the fixed time of a kernel.
+
+    `sustained_slowdown` is the time in a long training step against that in a short run of one product: clocks under
+    the power limit, layouts that the step dictates.
+    """
 
     sm_count: int
     tile_m: int
@@ -64,6 +68,7 @@ class Gemm:
     float8_efficiency: float
     kernel_fixed_s: float
     source: str
+    sustained_slowdown: float = 1.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

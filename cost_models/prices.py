@@ -59,8 +59,8 @@ class Prices:
         )
 
     def gemm_s(self, m: Numbers, n: Numbers, k: Numbers, batch: Numbers = 1, dtype: str = "bfloat16") -> Times:
-        """Seconds of `batch` products of (m, k) by (k, n)."""
-        return kernels.gemm_s(self.device, m, n, k, batch=batch, dtype=dtype)
+        """Seconds of `batch` products of (m, k) by (k, n) inside a training step, at the clocks that it sustains."""
+        return kernels.gemm_s(self.device, m, n, k, batch=batch, dtype=dtype) * self.device.gemm.sustained_slowdown
 
     def attention_s(
         self,
