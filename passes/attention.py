@@ -69,7 +69,10 @@ def attention_backward(
 def _rows(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, first: int, scale: float | None) -> torch.Tensor:
     """Causal attention of the queries from number `first` on: keys after the last of them are not seen."""
     until = first + q.shape[2]
-    mask = causal_lower_right(q.shape[2], until)
+    if q.is_cuda:
+        mask = causal_lower_right(q.shape[2], until)  # says which kernel fits; it cannot be made of a fake tensor
+    else:
+        mask = torch.ones(q.shape[2], until, dtype=torch.bool, device=q.device).tril(first)
     return scaled_dot_product_attention(q, k[:, :, :until], v[:, :, :until], mask, scale=scale)
 
 
