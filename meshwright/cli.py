@@ -129,6 +129,13 @@ app.add_command(simulate_command)
 @click.option("--eager", is_flag=True, help="Price a program that is not compiled.")
 @click.option("--replicate", multiple=True, help="An op without a sharding rule that may run whole everywhere.")
 @click.option("--time-limit", type=click.FloatRange(min=0, min_open=True), help="Seconds for the solver.")
+@click.option(
+    "--gap",
+    type=click.FloatRange(min=0, max=1),
+    default=1e-3,
+    show_default=True,
+    help="Stop this near to the bound, relatively.",
+)
 @click.option("--warm", help="Start the search from this plan.")
 @click.option("--cache", help="A folder of solved plans: the same problem is not solved twice.")
 @click.option("-o", "--output", help="Write the plan file here.")
@@ -150,6 +157,7 @@ def plan_command(
     eager: bool,
     replicate: tuple[str, ...],
     time_limit: float | None,
+    gap: float,
     warm: str | None,
     cache: str | None,
     output: str | None,
@@ -157,6 +165,8 @@ def plan_command(
 ) -> int:
     """Find the best plan for SPEC."""
     usage = Usage.begin()
+    if math.isnan(gap):
+        raise RequestError("'--gap' must be a number from 0 to 1, got nan; leave it out for 0.001")
     if time_limit is not None and not time_limit < math.inf:
         raise RequestError(f"'--time-limit' must be a number of seconds, got {time_limit}; leave it out for no limit")
     request = {
@@ -178,6 +188,7 @@ def plan_command(
             compiled=not eager,
             replicate=replicate,
             time_limit_s=time_limit or 60.0,
+            gap=gap,
             on_progress=on_progress,
             warm=None if warm is None else Plan.load(warm),
             cache=cache,

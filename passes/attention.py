@@ -73,7 +73,8 @@ def _rows(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, first: int, scale: 
         mask = causal_lower_right(q.shape[2], until)  # says which kernel fits; it cannot be made of a fake tensor
     else:
         mask = torch.ones(q.shape[2], until, dtype=torch.bool, device=q.device).tril(first)
-    return scaled_dot_product_attention(q, k[:, :, :until], v[:, :, :until], mask, scale=scale)
+    same = q.shape[1] == k.shape[1]
+    return scaled_dot_product_attention(q, k[:, :, :until], v[:, :, :until], mask, scale=scale, enable_gqa=not same)
 
 
 @torch.compiler.disable

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import dataclasses
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -22,7 +22,7 @@ from ..plans.layouts import local_shape
 from ..plans.meshes import Mesh
 from . import _torch
 from .attention import attention_backward
-from .graph import Captured
+from .graph import Captured, values_of
 from .local import LocalProgram, Lookup, localize
 from .split import cut
 
@@ -81,8 +81,16 @@ def footprint(
             name: fake.from_tensor(value) if isinstance(value, torch.Tensor) and not _fake(value) else value
             for name, value in program.constants.items()
         }
+        named = {name: node for node, name in captured.names.items()}
+
+        def made(name: str) -> list[torch.Tensor]:
+            """What the op `name` gives on this rank, where that cannot be told from what it reads."""
+            pairs = zip(values_of(named[name]), lookup(name).outputs, strict=True)
+            held = [(v, local_shape(v.shape, o, mesh.shape, coordinate)) for v, o in pairs if v is not None and o]
+            return [torch.empty(shape, dtype=value.dtype) for value, shape in held]
+
         with storages, torch.no_grad():
-            return _walk(program, captured, given, constants, storages, early=early)
+            return _walk(program, captured, given, constants, _Run(storages, constants, made), early=early)
 
 
 def _fake(value: Any) -> bool:
@@ -94,11 +102,11 @@ def _walk(
     captured: Captured,
     given: list[torch.Tensor],
     constants: dict[str, Any],
-    storages: _Storages,
+    run: _Run,
     *,
     early: bool,
 ) -> Footprint:
-    parts = cut(program, early=early)
+    parts, storages = cut(program, early=early), run.storages
     kinds = {s.name: s.kind for s in captured.sources.values()}
     sources: dict[str, int] = {}
     for name, tensor in zip(program.sources, given, strict=True):
@@ -108,7 +116,6 @@ def _walk(
     for value in constants.values():
         if isinstance(value, torch.Tensor):
             storages.see(value, "other")
-    run = _Run(storages, constants)
     results, forward = run(parts.forward, list(given))
     ends = results[: len(program.outputs)]
     flowing = {index: at for at, index in enumerate(program.outputs)}
@@ -190,8 +197,10 @@ class _Run:
     """Runs a half as its generated code would: a value is let go after its last use, what a collective reads once
     that is waited for."""
 
-    def __init__(self, storages: _Storages, constants: dict[str, Any]) -> None:
-        self.storages, self.constants = storages, constants
+    def __init__(
+        self, storages: _Storages, constants: dict[str, Any], made: Callable[[str], list[torch.Tensor]]
+    ) -> None:
+        self.storages, self.constants, self.made = storages, constants, made
 
     def __call__(
         self, graph: fx.Graph, given: list[Any], names: Sequence[str] = ()
@@ -230,7 +239,11 @@ class _Run:
         if "device" in kwargs:
             kwargs = {**kwargs, "device": torch.device("cpu")}
         target: Any = node.target
-        return target(*args, **kwargs)
+        try:
+            return target(*args, **kwargs)
+        except _torch.DynamicOutputShapeException:
+            found = self.made(node.meta["origin"][0])
+            return found[0] if len(found) == 1 else tuple(found)
 
     def _after(
         self, node: fx.Node, env: dict[fx.Node, Any], gradients: set[fx.Node], done: Sequence[fx.Node]

@@ -23,6 +23,7 @@ from ..plans.plan import Plan
 from ..plans.version import VERSION
 from .problem import Solution, Stats, evaluate
 from .recall import recall
+from .ways import Moved, Way
 
 if TYPE_CHECKING:
     from .api import Draft
@@ -115,7 +116,9 @@ class Cache:
         return digest.hexdigest()
 
 
-def _bytes(values: np.ndarray) -> bytes:
+def _bytes(values: np.ndarray | Way | Moved) -> bytes:
+    if isinstance(values, (Way, Moved)):
+        return values.content()
     return np.ascontiguousarray(values, dtype=np.float64).tobytes()
 
 

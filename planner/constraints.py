@@ -98,7 +98,9 @@ class Constraints:
     def widen(self, name: str, shape: Sequence[int], mesh: Sequence[int]) -> None:
         """Let tensors of `shape` (elements) lie in every layout there is, if `name` is pinned to one that the search
         does not look at: a dim of one element that is split, or one that most devices get nothing of."""
-        for item in (self.items[i] for i in self.key(name)):
+        for item in (self.items[i] for i in self._spoken(name)):
+            if SPLIT in item.layout:
+                continue
             pinned = tuple(placement or REPLICATE for placement in item.layout)
             there = all(d is None or d < len(shape) for d in map(shard_dim, pinned))
             if there and not item.forbids and not shardable(shape, pinned, mesh):

@@ -95,9 +95,8 @@ class Timeline:
         found = []
         for item in self.items:
             index, values = item[1], self.bytes[item]
-            found.append(
-                values[choices[index]] if isinstance(index, int) else values[choices[index[0]], choices[index[1]]]
-            )
+            at = (choices[index],) if isinstance(index, int) else (choices[index[0]], choices[index[1]])
+            found.append(values[at])
         return np.array(found)
 
     def _collect(self, optimizer: Optimizer, device: str) -> None:

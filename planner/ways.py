@@ -153,6 +153,11 @@ class Way:
             table=self.table, rows=self.rows[rows], columns=self.columns[columns], weight=self.weight, back=self.back
         )
 
+    def content(self) -> bytes:
+        """What decides the costs."""
+        numbers = (self.rows, self.columns, np.array([self.weight, self.back]), self.grid.cells, *self.grid.steps)
+        return b"".join(np.ascontiguousarray(part, dtype=np.float64).tobytes() for part in numbers)
+
     def partnered(self, alive: np.ndarray) -> np.ndarray:
         """Which of the others have a way from one that is alive."""
         return np.isfinite(self.least(np.where(alive, 0.0, np.inf)))
@@ -168,10 +173,15 @@ class Moved:
     bytes: np.ndarray
     flipped: bool = False
 
-    def __getitem__(self, at: tuple[int, int]) -> float:
+    def __getitem__(self, at: tuple[int, ...]) -> float:
         """One entry."""
         i, j = at[::-1] if self.flipped else at
         return 0.0 if self.rows[i] == self.columns[j] else float(self.bytes[j])
+
+    def content(self) -> bytes:
+        """What decides the bytes."""
+        numbers = (self.rows, self.columns, self.bytes, np.array([self.flipped]))
+        return b"".join(np.ascontiguousarray(part, dtype=np.float64).tobytes() for part in numbers)
 
     def __array__(self, dtype: object = None, copy: bool | None = None) -> np.ndarray:
         """The matrix."""

@@ -181,7 +181,6 @@ VIEW_RULES: dict[str, RuleFunction] = {
     "scalar_tensor": _everywhere,
     "eye": _everywhere,
     "nonzero": _everywhere,
-    "masked_select": _everywhere,
     "repeat_interleave": _everywhere,
     "_unique2": _everywhere,
     "_ctc_loss": _everywhere,
