@@ -296,13 +296,15 @@ def solve_within(
 
     What the problem limits is an estimate (planner/timeline.py). A solution that does not fit by the count tells how
     far the estimate is off at each moment: by so much the limit on the estimate is moved there, and the problem is
-    solved again; where that leaves no plan, by half of it. (An estimate below half of the limit needs no count.) `warm`
+    solved again; where that leaves no plan, by a share of it that is halved in on. (An estimate below half of the limit needs no count.) `warm`
     is a plan to start from. Raises Infeasible when none of the solutions fits.
     """
     began, limit, timeline = time.perf_counter(), float(prepared.limit), prepared.timeline
     known = Known(plans=() if warm is None else (tuple(warm),))
     missed, rooms = np.zeros(timeline.end + 1), np.full(timeline.end + 1, math.inf)
     failed: Infeasible | None = None
+    # The share of what was missed that is taken off the limit: too little at `low`, too much at `high`.
+    share, low, high = 1.0, 0.0, math.inf
     for _ in range(_COUNTS):
         left = max(1.0, time_limit_s - (time.perf_counter() - began))
         try:
@@ -313,7 +315,7 @@ def solve_within(
             failed = error
             if not (missed > 0.002 * limit).any():
                 break
-            missed = np.where(missed > 0, missed / 2, missed)
+            high = share
         else:
             estimate = float(timeline.profile(solution.choices).max())
             used = prepared.write(solution).predicted.memory.peak_bytes if 2 * estimate > limit else 0
@@ -324,7 +326,9 @@ def solve_within(
             # Two plans that are over at different moments must not take turns.
             seen = prepared.missed(solution)
             failed, missed = None, np.maximum(missed, seen) if math.isfinite(rooms[-1]) else seen
-        rooms = limit - missed
+            low = share if math.isfinite(high) else 0.0
+        share = (low + high) / 2 if math.isfinite(high) else 1.0
+        rooms = limit - share * missed
     if failed is None:
         failed = Infeasible(f"the plan found last takes {used - prepared.limit} bytes too much, as counted")
     raise _infeasible(failed, prepared) from failed
