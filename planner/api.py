@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
@@ -33,7 +33,7 @@ from .interrupts import interrupts_wait
 from .memory import Count, counted
 from .optimizers import Optimizer
 from .own_rules import OpRule, attach_rules
-from .problem import Solution
+from .problem import Solution, evaluate
 from .recipes import recipe_constraints
 from .solver import Progress, solve
 from .timeline import Timeline
@@ -47,6 +47,8 @@ LossFunction = Callable[[Any], torch.Tensor]
 _DEEP = CAPTURED + 1
 # How many solutions are counted before the request is given up.
 _COUNTS = 10
+# Plans met that are counted when none of the solutions fits.
+_COUNTED = 24
 
 
 class Draft:
@@ -296,7 +298,8 @@ def solve_within(
 
     What the problem limits is an estimate (planner/timeline.py). A solution that does not fit by the count tells how
     far the estimate is off at each moment: by so much the limit on the estimate is moved there, and the problem is
-    solved again; where that leaves no plan, by a share of it that is halved in on. (An estimate below half of the limit needs no count.) `warm`
+    solved again; where that leaves no plan, by a share of it that is halved in on; at last the plans met on the way are
+    counted. (An estimate below half of the limit needs no count.) `warm`
     is a plan to start from. Raises Infeasible when none of the solutions fits.
     """
     began, limit, timeline = time.perf_counter(), float(prepared.limit), prepared.timeline
@@ -305,6 +308,8 @@ def solve_within(
     failed: Infeasible | None = None
     # The share of what was missed that is taken off the limit: too little at `low`, too much at `high`.
     share, low, high = 1.0, 0.0, math.inf
+    first: Solution | None = None
+    met: dict[tuple[int, ...], None] = {}
     for _ in range(_COUNTS):
         left = max(1.0, time_limit_s - (time.perf_counter() - began))
         try:
@@ -324,14 +329,31 @@ def solve_within(
             if solution.status == "interrupted":
                 raise KeyboardInterrupt
             # Two plans that are over at different moments must not take turns.
+            first = first or solution
+            met.update(dict.fromkeys((solution.choices, *solution.others)))
             seen = prepared.missed(solution)
             failed, missed = None, np.maximum(missed, seen) if math.isfinite(rooms[-1]) else seen
             low = share if math.isfinite(high) else 0.0
         share = (low + high) / 2 if math.isfinite(high) else 1.0
         rooms = limit - share * missed
+    if first is not None and (fitting := _fitting(prepared, first, met)) is not None:
+        return replace(fitting, seconds=time.perf_counter() - began)
     if failed is None:
         failed = Infeasible(f"the plan found last takes {used - prepared.limit} bytes too much, as counted")
     raise _infeasible(failed, prepared) from failed
+
+
+def _fitting(prepared: Draft, first: Solution, met: Iterable[tuple[int, ...]]) -> Solution | None:
+    """The fastest of the plans met that fits by the count; its gap is to the bound of `first`, which had no limit."""
+    problem, limit = prepared.formulation.problem, prepared.limit
+    seconds = {plan: evaluate(problem, plan) for plan in met}
+    for plan in sorted(seconds, key=seconds.__getitem__)[:_COUNTED]:
+        value = seconds[plan]
+        gap = max(0.0, value - first.bound_s) / value
+        found = replace(first, choices=plan, objective_s=value, gap=gap, status="feasible", others=())
+        if prepared.write(found).predicted.memory.peak_bytes <= limit:
+            return found
+    return None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
