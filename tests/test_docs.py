@@ -40,8 +40,9 @@ def tour() -> list[tuple[str, list[str]]]:
 
 
 def masked(text: str) -> list[str]:
-    """Lines without their numbers and spacing: prices may change, words may not."""
-    return [" ".join(re.sub(r"\d[\d.,]*(e[-+]\d+)?", "#", line).split()) for line in text.splitlines()]
+    """Lines without their numbers, units of time and spacing: prices may change, words may not."""
+    bare = (re.sub(r"\d[\d.,]*(e[-+]\d+)?( (s|ms|us)\b)?", "#", line) for line in text.splitlines())
+    return [" ".join(line.split()) for line in bare]
 
 
 def run(words: list[str], folder: Path, limit_s: int = 300) -> subprocess.CompletedProcess[str]:

@@ -33,7 +33,7 @@ def tool() -> ModuleType:
 @pytest.mark.parametrize(
     ("spec", "mesh", "recompute", "optimizer"),
     [
-        ("gpt2-tiny", "3", "none", "adamw"),
+        pytest.param("gpt2-tiny", "3", "none", "adamw", marks=pytest.mark.slow),
         ("vit-tiny", "2", "block", "sgd-momentum"),
         pytest.param("llama-tiny", "2x2", "pointwise", "adamw", marks=pytest.mark.slow),
         pytest.param("mixtral-tiny", "2", "block", "sgd", marks=pytest.mark.slow),

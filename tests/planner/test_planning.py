@@ -37,7 +37,7 @@ def big_net() -> tuple[nn.Module, tuple]:
     ("spec", "recompute"),
     [
         ("gpt2-tiny", "block"),
-        ("vit-tiny", "none"),
+        pytest.param("vit-tiny", "none", marks=pytest.mark.slow),
         pytest.param("gpt2-tiny", "none", marks=pytest.mark.slow),
         pytest.param("vit-tiny", "block", marks=pytest.mark.slow),
         pytest.param("llama-tiny", "none", marks=pytest.mark.slow),
