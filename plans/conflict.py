@@ -42,7 +42,7 @@ class Conflict(Struct, frozen=True, kw_only=True):
             known = self.proven_memory_bytes or 0
             yield (
                 f"  a memory limit of {self.least_memory_bytes} bytes ({bytes_words(self.least_memory_bytes)}); "
-                f"under {bytes_words(known)} is proven not to fit"
+                f"under {bytes_words(known)} is proven not to fit by the estimate"
             )
         yield from (f"  without the {limit}" for limit in self.drop)
         if self.least_memory_bytes is None and not self.drop:
