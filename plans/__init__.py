@@ -35,6 +35,7 @@ from .layouts import (
 )
 from .likeness import Departure, Likeness
 from .meshes import Mesh
+from .pipelines import Pipeline, Stage
 from .plan import (
     Block,
     Edge,
@@ -86,6 +87,7 @@ __all__ = [
     "PARTIAL",
     "Placement",
     "Plan",
+    "Pipeline",
     "PlanError",
     "Predicted",
     "RECIPES",
@@ -95,6 +97,7 @@ __all__ = [
     "RequestError",
     "Schedule",
     "Solver",
+    "Stage",
     "Step",
     "Tensor",
     "TimedAction",

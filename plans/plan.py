@@ -16,6 +16,7 @@ from msgspec import Meta, Struct
 from . import plan_file
 from .clusters import Cluster
 from .meshes import Mesh
+from .pipelines import Pipeline
 from .words import stamped_block
 
 if TYPE_CHECKING:
@@ -226,6 +227,7 @@ class Plan(_Record, frozen=True, kw_only=True):
     predicted: Predicted
     solver: Solver
     calibration: Text
+    pipeline: Pipeline | None = None
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Plan:

@@ -44,6 +44,7 @@ def check(plan: Plan) -> None:
             _check_tensor(plan, tensor, f"{kind}[{index}]", may_be_partial=kind == "outputs")
     _check_names(plan, "nodes", [node.name for node in plan.nodes])
     _check_nodes(plan)
+    _check_pipeline(plan)
     _check_figures(plan)
 
 
@@ -72,9 +73,19 @@ def _check_mesh(plan: Plan) -> None:
     for index, name in enumerate(plan.mesh.axis_names):
         if not _AXIS.fullmatch(name):
             raise PlanRuleError(f"mesh.axis_names[{index}]", "be a word of at most 32 letters", name)
-    if plan.mesh.size > plan.cluster.size:
-        rule = f"have at most the cluster's {plan.cluster.size} devices"
-        raise PlanRuleError("mesh.shape", rule, f"{plan.mesh} = {plan.mesh.size}")
+    ranks = 1 if plan.pipeline is None else plan.pipeline.ranks
+    if ranks * plan.mesh.size > plan.cluster.size:
+        rule = f"have, times the pipeline's ranks, at most the cluster's {plan.cluster.size} devices"
+        raise PlanRuleError("mesh.shape", rule, f"{ranks} x {plan.mesh} = {ranks * plan.mesh.size}")
+
+
+def _check_pipeline(plan: Plan) -> None:
+    if plan.pipeline is None:
+        return
+    try:
+        plan.pipeline.check()
+    except RequestError as error:
+        raise PlanRuleError("pipeline", "be a pipeline that can run", str(error)) from None
 
 
 def _check_blocks(plan: Plan) -> None:
