@@ -35,6 +35,7 @@ from .layouts import (
 )
 from .likeness import Departure, Likeness
 from .meshes import Mesh
+from .migration import Carried, Migration, Missing, Move, Place, carried, migrate
 from .pipelines import Pipeline, Stage
 from .plan import (
     Block,
@@ -62,6 +63,7 @@ __all__ = [
     "Action",
     "Block",
     "CaptureError",
+    "Carried",
     "Change",
     "CheckError",
     "Cluster",
@@ -80,11 +82,15 @@ __all__ = [
     "Memory",
     "MeshwrightError",
     "Mesh",
+    "Migration",
+    "Missing",
     "Model",
+    "Move",
     "Node",
     "Options",
     "Origin",
     "PARTIAL",
+    "Place",
     "Placement",
     "Plan",
     "Pipeline",
@@ -103,11 +109,13 @@ __all__ = [
     "TimedAction",
     "UnsupportedOpError",
     "VERSION",
+    "carried",
     "chunk_sizes",
     "facts_of",
     "is_partial",
     "local_range",
     "local_shape",
+    "migrate",
     "parse_action",
     "parse_layout",
     "parse_placement",

@@ -1,0 +1,256 @@
+"""A migration: which bytes of parameters and optimizer state move from which rank to which when a plan takes over.
+
+Ranks are numbers that stay with a process for its life, not positions on a mesh: a `Place` says who stood or will stand
+at each position. Nothing is sent that its receiver already holds. Where several living ranks hold the same piece, the
+nearest gives it, and among those the one that gives least so far. What no living rank holds is `missing` and must come
+from a checkpoint. Equal arguments give equal migrations, so survivors that each compute one agree.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import math
+from bisect import bisect_right
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import msgspec
+from msgspec import Struct
+
+from .errors import RequestError
+from .layouts import Layout, is_partial, local_range
+from .meshes import Mesh
+from .plan import Plan, Tensor
+from .words import dtype_bytes
+
+__all__ = ["Box", "Carried", "Migration", "Missing", "Move", "Place", "carried", "migrate"]
+
+# Start and length along each tensor dim, in elements of the global tensor; () is the one element of a scalar.
+Box = tuple[tuple[int, int], ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """Where the pieces of a tensor lie: position i of `mesh`, in its row-major order, is taken by rank `ranks[i]`."""
+
+    layout: Layout
+    mesh: Mesh
+    ranks: tuple[int, ...]
+
+    def __post_init__(self) -> None:
+        if len(self.ranks) != self.mesh.size or len(set(self.ranks)) != len(self.ranks):
+            raise RequestError(
+                f"'ranks' must be one rank for each of the {self.mesh.size} positions of mesh {self.mesh}, "
+                f"got {self.ranks}"
+            )
+        if len(self.layout) != self.mesh.ndim or any(is_partial(p) for p in self.layout):
+            raise RequestError(
+                f"'layout' must have a whole or split placement for each axis of mesh {self.mesh}, got {self.layout}"
+            )
+
+    def box(self, shape: Sequence[int], rank: int) -> Box | None:
+        """The piece of a tensor of `shape` that `rank` holds; None when it holds no element."""
+        if rank not in self.ranks:
+            return None
+        return self._box(shape, self.mesh.coordinate(self.ranks.index(rank)))
+
+    def boxes(self, shape: Sequence[int]) -> Iterator[tuple[int, Box]]:
+        """Every rank that holds some of a tensor of `shape`, and its piece."""
+        for rank, coordinate in zip(self.ranks, self.mesh.coordinates(), strict=True):
+            box = self._box(shape, coordinate)
+            if box is not None:
+                yield rank, box
+
+    def _box(self, shape: Sequence[int], coordinate: tuple[int, ...]) -> Box | None:
+        box = tuple(local_range(n, d, self.layout, self.mesh.shape, coordinate) for d, n in enumerate(shape))
+        return box if all(length for _, length in box) else None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Carried:
+    """A tensor that outlives a change of plan. `copies` equal tensors may go under one name, as in a plan's blocks."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+    before: Place
+    after: Place
+    copies: int = 1
+
+
+class Move(Struct, frozen=True, kw_only=True):
+    """A piece that `receiver` will hold and `donor` holds; when they are one, it is kept. `size_bytes` is of all
+    copies."""
+
+    name: str
+    box: Box
+    donor: int
+    receiver: int
+    size_bytes: int
+
+
+class Missing(Struct, frozen=True, kw_only=True):
+    """A piece that `receiver` should hold and no living rank holds."""
+
+    name: str
+    box: Box
+    receiver: int
+    size_bytes: int
+
+
+class Migration(Struct, frozen=True, kw_only=True):
+    """What every rank sends, keeps and receives; moves are in the order in which they should be made."""
+
+    moves: tuple[Move, ...]
+    missing: tuple[Missing, ...]
+
+    @property
+    def moved_bytes(self) -> int:
+        """Bytes that cross from one rank to another."""
+        return sum(move.size_bytes for move in self.moves if move.donor != move.receiver)
+
+    @property
+    def kept_bytes(self) -> int:
+        """Bytes that a rank needs and already holds."""
+        return sum(move.size_bytes for move in self.moves if move.donor == move.receiver)
+
+    @property
+    def missing_bytes(self) -> int:
+        """Bytes that no living rank holds, counted once per rank that needs them."""
+        return sum(piece.size_bytes for piece in self.missing)
+
+    def between(self) -> dict[tuple[int, int], int]:
+        """Bytes from each donor to each receiver, of those that move."""
+        found: dict[tuple[int, int], int] = {}
+        for move in self.moves:
+            if move.donor != move.receiver:
+                key = move.donor, move.receiver
+                found[key] = found.get(key, 0) + move.size_bytes
+        return found
+
+    def digest(self) -> str:
+        """A sha256 by which ranks see that they mean the same migration."""
+        return hashlib.sha256(msgspec.json.encode(self)).hexdigest()
+
+
+def migrate(
+    tensors: Iterable[Carried], alive: Collection[int], *, apart: Callable[[int, int], int] | None = None
+) -> Migration:
+    """What has to move so that every tensor lies where its `after` says, from the living ranks among `before`.
+
+    `apart(donor, receiver)` tells how far two ranks are from each other (0: the nearest); without it all are as near.
+    RequestError when a receiver is not alive.
+    """
+    living = frozenset(alive)
+    grids: dict[tuple[tuple[int, ...], Place], _Grid] = {}
+    given: dict[int, int] = dict.fromkeys(living, 0)
+    moves: list[Move] = []
+    missing: list[Missing] = []
+    for tensor in tensors:
+        gone = sorted(set(tensor.after.ranks) - living)
+        if gone:
+            raise RequestError(f"'after' must be ranks that are alive, got {gone} for {tensor.name}")
+        key = tensor.shape, tensor.before
+        grid = grids[key] if key in grids else grids.setdefault(key, _Grid(tensor.shape, tensor.before, living))
+        element = dtype_bytes(tensor.dtype) * tensor.copies
+        for receiver, target in tensor.after.boxes(tensor.shape):
+            for source, holders in grid.under(target):
+                box = _common(source, target)
+                size = element * math.prod(length for _, length in box)
+                if not holders:
+                    missing.append(Missing(name=tensor.name, box=box, receiver=receiver, size_bytes=size))
+                    continue
+                donor = receiver if receiver in holders else _nearest(holders, receiver, given, apart)
+                if donor != receiver:
+                    given[donor] += size
+                moves.append(Move(name=tensor.name, box=box, donor=donor, receiver=receiver, size_bytes=size))
+    return Migration(moves=tuple(moves), missing=tuple(missing))
+
+
+class _Grid:
+    """The pieces of a tensor before the change and who holds each. Pieces are the product of intervals per dim."""
+
+    def __init__(self, shape: tuple[int, ...], place: Place, alive: frozenset[int]) -> None:
+        self.holders: dict[Box, list[int]] = {}
+        for rank, box in place.boxes(shape):
+            holders = self.holders.setdefault(box, [])
+            if rank in alive:
+                holders.append(rank)
+        self.intervals = [sorted({box[dim] for box in self.holders}) for dim in range(len(shape))]
+        self.starts = [[start for start, _ in intervals] for intervals in self.intervals]
+
+    def under(self, target: Box) -> Iterator[tuple[Box, list[int]]]:
+        """The pieces that share elements with `target`."""
+        touched = []
+        for (start, length), intervals, starts in zip(target, self.intervals, self.starts, strict=True):
+            first = bisect_right(starts, start) - 1
+            touched.append(intervals[first : bisect_right(starts, start + length - 1)])
+        for box in itertools.product(*touched):
+            yield box, self.holders[box]
+
+
+def _common(left: Box, right: Box) -> Box:
+    """The elements of two boxes that meet."""
+    found = []
+    for (a, m), (b, n) in zip(left, right, strict=True):
+        start = max(a, b)
+        found.append((start, min(a + m, b + n) - start))
+    return tuple(found)
+
+
+def _nearest(
+    holders: Sequence[int], receiver: int, given: Mapping[int, int], apart: Callable[[int, int], int] | None
+) -> int:
+    return min(holders, key=lambda rank: (0 if apart is None else apart(rank, receiver), given[rank], rank))
+
+
+def carried(
+    before: Plan,
+    after: Plan,
+    ranks_before: Sequence[int],
+    ranks_after: Sequence[int],
+    *,
+    states: Sequence[str] = ("exp_avg", "exp_avg_sq"),
+) -> Iterator[Carried]:
+    """The tensors that a change from plan `before` to `after` carries over: parameters, optimizer `states` of the same
+    shape (named parameter::state), buffers. Equal blocks stay together where both plans have them together.
+
+    RequestError when the plans are not for the same tensors.
+    """
+    for field in ("parameters", "buffers"):
+        old: tuple[Tensor, ...] = getattr(before, field)
+        new: tuple[Tensor, ...] = getattr(after, field)
+        together = {t.name for t in old} == {t.name for t in new} and before.model.blocks == after.model.blocks
+        left, right = (
+            {t.name: t for t in tensors} if together else _numbered(plan, tensors)
+            for plan, tensors in ((before, old), (after, new))
+        )
+        other = set(left) ^ set(right)
+        if other or any((left[n].shape, left[n].dtype) != (right[n].shape, right[n].dtype) for n in left):
+            raise RequestError(
+                f"'plans' must be for the same {field}, got others, e.g. {min(other, default='another shape')}; "
+                "plan again for the same model"
+            )
+        for name, tensor in left.items():
+            here = Place(layout=tensor.layout, mesh=before.mesh, ranks=tuple(ranks_before))
+            there = Place(layout=right[name].layout, mesh=after.mesh, ranks=tuple(ranks_after))
+            copies = before.copies(name) if together else 1
+            for state in ("", *(states if field == "parameters" else ())):
+                label = f"{name}::{state}" if state else name
+                yield Carried(
+                    name=label, shape=tensor.shape, dtype=tensor.dtype, before=here, after=there, copies=copies
+                )
+
+
+def _numbered(plan: Plan, tensors: Sequence[Tensor]) -> dict[str, Tensor]:
+    """Tensors by name, those of equal blocks one by one; an entry with a number of its own goes before its block's."""
+    found: dict[str, Tensor] = {}
+    for tensor in tensors:
+        names = [tensor.name]
+        if "*" in tensor.name:
+            names = [tensor.name.replace("*", str(i), 1) for i in range(plan.copies(tensor.name))]
+        for name in names:
+            if name not in found or "*" not in tensor.name:
+                found[name] = tensor
+    return found
