@@ -94,9 +94,9 @@ def local_range(size: int, dim: int, layout: Layout, mesh: Sequence[int], coordi
     offset, length = 0, size
     for placement, parts, index in zip(layout, mesh, coordinate, strict=True):
         if shard_dim(placement) == dim:
-            sizes = chunk_sizes(length, parts)
-            offset += sum(sizes[:index])
-            length = sizes[index]
+            full = -(-length // parts)
+            before = min(length, index * full)
+            offset, length = offset + before, min(full, length - before)
     return offset, length
 
 

@@ -143,35 +143,41 @@ def migrate(
     RequestError when a receiver is not alive.
     """
     living = frozenset(alive)
-    grids: dict[tuple[tuple[int, ...], Place], _Grid] = {}
     given: dict[int, int] = dict.fromkeys(living, 0)
+    grids: dict[tuple[tuple[int, ...], Place], _Grid] = {}
+    routes: dict[tuple[tuple[int, ...], Place, Place], list[_Route]] = {}
     moves: list[Move] = []
     missing: list[Missing] = []
     for tensor in tensors:
         gone = sorted(set(tensor.after.ranks) - living)
         if gone:
             raise RequestError(f"'after' must be ranks that are alive, got {gone} for {tensor.name}")
-        key = tensor.shape, tensor.before
-        grid = grids[key] if key in grids else grids.setdefault(key, _Grid(tensor.shape, tensor.before, living))
+        start, end = (tensor.shape, tensor.before), (tensor.shape, tensor.before, tensor.after)
+        if end not in routes:
+            grid = grids[start] if start in grids else grids.setdefault(start, _Grid(*start, living))
+            routes[end] = list(grid.routes(tensor.after))
         element = dtype_bytes(tensor.dtype) * tensor.copies
-        for receiver, target in tensor.after.boxes(tensor.shape):
-            for source, holders in grid.under(target):
-                box = _common(source, target)
-                size = element * math.prod(length for _, length in box)
-                if not holders:
-                    missing.append(Missing(name=tensor.name, box=box, receiver=receiver, size_bytes=size))
-                    continue
-                donor = receiver if receiver in holders else _nearest(holders, receiver, given, apart)
-                if donor != receiver:
-                    given[donor] += size
-                moves.append(Move(name=tensor.name, box=box, donor=donor, receiver=receiver, size_bytes=size))
+        for receiver, box, count, holders in routes[end]:
+            size = element * count
+            if not holders:
+                missing.append(Missing(name=tensor.name, box=box, receiver=receiver, size_bytes=size))
+                continue
+            donor = receiver if receiver in holders else _nearest(holders, receiver, given, apart)
+            if donor != receiver:
+                given[donor] += size
+            moves.append(Move(name=tensor.name, box=box, donor=donor, receiver=receiver, size_bytes=size))
     return Migration(moves=tuple(moves), missing=tuple(missing))
+
+
+# A receiver, a box that it needs, its elements, and the living ranks that hold it.
+_Route = tuple[int, Box, int, list[int]]
 
 
 class _Grid:
     """The pieces of a tensor before the change and who holds each. Pieces are the product of intervals per dim."""
 
     def __init__(self, shape: tuple[int, ...], place: Place, alive: frozenset[int]) -> None:
+        self.shape = shape
         self.holders: dict[Box, list[int]] = {}
         for rank, box in place.boxes(shape):
             holders = self.holders.setdefault(box, [])
@@ -180,14 +186,16 @@ class _Grid:
         self.intervals = [sorted({box[dim] for box in self.holders}) for dim in range(len(shape))]
         self.starts = [[start for start, _ in intervals] for intervals in self.intervals]
 
-    def under(self, target: Box) -> Iterator[tuple[Box, list[int]]]:
-        """The pieces that share elements with `target`."""
-        touched = []
-        for (start, length), intervals, starts in zip(target, self.intervals, self.starts, strict=True):
-            first = bisect_right(starts, start) - 1
-            touched.append(intervals[first : bisect_right(starts, start + length - 1)])
-        for box in itertools.product(*touched):
-            yield box, self.holders[box]
+    def routes(self, after: Place) -> Iterator[_Route]:
+        """For every rank of `after` the parts of its piece, each with the living ranks that hold it."""
+        for receiver, target in after.boxes(self.shape):
+            touched = []
+            for (start, length), intervals, starts in zip(target, self.intervals, self.starts, strict=True):
+                first = bisect_right(starts, start) - 1
+                touched.append(intervals[first : bisect_right(starts, start + length - 1)])
+            for source in itertools.product(*touched):
+                box = _common(source, target)
+                yield receiver, box, math.prod(length for _, length in box), self.holders[source]
 
 
 def _common(left: Box, right: Box) -> Box:
