@@ -15,20 +15,21 @@ from .naming import draws_random
 __all__ = ["computed_again"]
 
 
-def computed_again(captured: Captured) -> set[fx.Node]:
-    """Nodes of the backward that are the same op on the same values as a node of the forward. Draws never are."""
+def computed_again(captured: Captured) -> dict[fx.Node, fx.Node]:
+    """Nodes of the backward that are the same op on the same values as a node of the forward, and that node. Draws
+    never are."""
     numbers: dict[fx.Node, int] = {}
     known: dict[Any, int] = {}
-    forward: set[int] = set()
-    found: set[fx.Node] = set()
+    forward: dict[int, fx.Node] = {}
+    found: dict[fx.Node, fx.Node] = {}
     for node in captured.graph.nodes:
         alone = node.op != "call_function" or draws_random(node)
         key = object() if alone else (node.target, _part(node.args, numbers), _part(node.kwargs, numbers))
         numbers[node] = known.setdefault(key, len(known))
         if node not in captured.backward:
-            forward.add(numbers[node])
+            forward.setdefault(numbers[node], node)
         elif numbers[node] in forward:
-            found.add(node)
+            found[node] = forward[numbers[node]]
     return found
 
 
