@@ -23,10 +23,10 @@ def stage_starts(captured: Captured, firsts: Sequence[str]) -> list[int]:
     starts: list[int] = []
     for stage, first in enumerate(firsts):
         least = starts[-1] + 1 if starts else 0
-        found = next((i for i, name in enumerate(names) if i >= least and _lies_in(name, first)), None)
+        found = next((i for i, name in enumerate(names) if _lies_in(name, first)), None)
         if stage == 0 and not first:
             found = 0
-        if found is None or (stage == 0 and found):
+        if found is None or found < least or (stage == 0 and found):
             rule = "begin with the model's first op" if stage == 0 else "name an op or module after the stage before it"
             raise RequestError(
                 f"'first' of stage {stage} must {rule}, got {first!r}; see the names of ops in the plan's nodes"
