@@ -1,12 +1,12 @@
-"""Finding in a plan what it says of a node: by the node's own name first, then by the name with `*` for its block."""
+"""Finding in a plan what it says of a node: by the node's own name first, then by the name that stands for its
+kind of block."""
 
 from __future__ import annotations
-
-import re
 
 from ..plans.errors import ReplayError
 from ..plans.layouts import Layout
 from ..plans.plan import Node, Plan
+from ..plans.stamps import Stamp
 
 __all__ = ["PlanLookup"]
 
@@ -18,7 +18,8 @@ class PlanLookup:
         self.plan = plan
         self._nodes = {node.name: node for node in plan.nodes}
         self._tensors = {t.name: t.layout for t in (*plan.parameters, *plan.buffers, *plan.inputs)}
-        self._blocks = [block.pattern.removesuffix("*") for block in plan.model.blocks]
+        stamps = [Stamp.parse(block.pattern, block.count) for block in plan.model.blocks]
+        self._stamps = [stamp for stamp in stamps if stamp is not None]
 
     def __call__(self, name: str) -> Node:
         """The plan's node `name`; a parameter, buffer or input counts as one without inputs.
@@ -43,8 +44,4 @@ class PlanLookup:
         return ("R",) * self.plan.mesh.ndim if name.startswith(("tangent.", "constant.")) else None
 
     def _keys(self, name: str) -> list[str]:
-        keys = [name]
-        for lead in self._blocks:
-            if name.startswith(lead) and (match := re.match(r"\d+", name[len(lead) :])):
-                keys.append(f"{lead}*{name[len(lead) + match.end() :]}")
-        return keys
+        return [name, *(stamp.stamped(name) for stamp in self._stamps if stamp.number(name) is not None)]

@@ -15,19 +15,19 @@ import torch
 from torch import nn
 
 from ..cost_models.prices import Prices
-from ..passes.blocks import repeated_blocks, with_fewer_blocks
+from ..passes.blocks import with_fewer_blocks
 from ..passes.capture import capture
 from ..passes.graph import Captured
 from ..passes.recompute import RECOMPUTE, Recompute
 from ..plans.clusters import Cluster
-from ..plans.errors import CaptureError, Infeasible, RequestError
+from ..plans.errors import Infeasible, RequestError
 from ..plans.meshes import Mesh
 from ..plans.plan import Model, Options, Plan
 from ..plans.recipes import Recipe
+from .capturing import captured_by_blocks
 from .constraints import Constraint, Constraints
 from .dynamic import attach, dynamic_dims
-from .faithful import stands_for_all
-from .folding import CAPTURED, Blocks
+from .folding import Blocks
 from .formulate import Formulation, formulate
 from .interrupts import interrupts_wait
 from .memory import Count, counted
@@ -43,8 +43,6 @@ __all__ = ["Draft", "draft", "plan", "plan_draft", "solve_within", "usual_mesh",
 
 LossFunction = Callable[[Any], torch.Tensor]
 
-# A list of blocks this long or longer is captured by CAPTURED of them.
-_DEEP = CAPTURED + 1
 # How many solutions are counted before the request is given up.
 _COUNTS = 10
 # Plans met that are counted when none of the solutions fits.
@@ -237,10 +235,10 @@ def draft(
         on_progress("capture", 0.0, 0.0)
     dims = dynamic_dims(model, args, kwargs or {}, dynamic)
     with interrupts_wait():
-        captured, blocks = _capture(model, args, kwargs or {}, loss, limits, recompute, whole=whole)
+        captured, blocks = captured_by_blocks(model, args, kwargs or {}, loss, limits, recompute, whole=whole)
         attach_rules(captured, rules)
         for call in dims.calls:
-            few = with_fewer_blocks(model, dict.fromkeys(blocks.cut, CAPTURED)) if blocks.cut else model
+            few = with_fewer_blocks(model, blocks.cut)
             other = capture(few, *call, loss=loss, recompute=recompute, again=captured.again)
             attach_rules(other, rules)
             attach(captured, other)
@@ -432,31 +430,3 @@ def _infeasible(error: Infeasible, prepared: Draft) -> Infeasible:
         f"{prepared.formulation.mesh}: {error}; use more devices, a smaller batch or a higher limit, or drop "
         "constraints"
     )
-
-
-def _capture(
-    model: nn.Module,
-    args: Sequence[Any],
-    kwargs: dict[str, Any],
-    loss: LossFunction | None,
-    limits: Constraints,
-    mode: Recompute,
-    *,
-    whole: bool,
-) -> tuple[Captured, Blocks]:
-    """The captured model, deep lists of equal blocks by three of them where that is faithful."""
-    counts = repeated_blocks(model)
-    deep = [] if whole else [p for p, n in counts.items() if n >= _DEEP and not limits.numbered(p)]
-    while deep:
-        blocks = Blocks(counts=counts, cut=frozenset(deep))
-        try:
-            captured = capture(
-                with_fewer_blocks(model, dict.fromkeys(deep, CAPTURED)), args, kwargs, loss=loss, recompute=mode
-            )
-        except CaptureError:
-            break  # a model that counts its blocks is captured whole, which raises again if that was not the reason
-        doubtful = [path for path in deep if not stands_for_all(captured, blocks, path)]
-        if not doubtful:
-            return captured, blocks
-        deep = [path for path in deep if path not in doubtful]
-    return capture(model, args, kwargs, loss=loss, recompute=mode), Blocks(counts=counts)

@@ -126,7 +126,7 @@ def check_fits(
     if any(shapes[t.name] != t.shape for t in plan.inputs):
         check_layouts(plan, captured, rules=rules)
         return
-    digest = model_of(captured, plan.model.name, blocks or Blocks(counts=repeated_blocks(model))).digest
+    digest = model_of(captured, plan.model.name, blocks or Blocks(runs=repeated_blocks(model))).digest
     if digest != plan.model.digest:
         raise ReplayError(
             "'plan' must be for this model, got one for a model of another structure (fingerprint "
@@ -151,11 +151,12 @@ def check_torch(plan: Plan) -> None:
 
 def _same_tensors(plan: Plan, model: nn.Module) -> None:
     """ReplayError at the first parameter that plan and model do not share."""
-    blocks = Blocks(counts=repeated_blocks(model))
+    blocks = Blocks(runs=repeated_blocks(model))
     have = {blocks.pattern(n): p for n, p in model.named_parameters()} | dict(model.named_parameters())
     want = {t.name: t for t in plan.parameters}
+    counts = {stamp.pattern: len(stamp.numbers) for run in blocks.runs for stamp in run.stamps}
     for block in plan.model.blocks:
-        count = blocks.counts.get(block.pattern.removesuffix("*").rstrip("."))
+        count = counts.get(block.pattern)
         if count != block.count:
             raise ReplayError(
                 f"'plan' must be for this model, got one with {block.count} blocks {block.pattern}, the model has "

@@ -4,8 +4,9 @@
     layers.*.w1.weight = S(*),*      split along whichever dim
     args.0 != R,R                    forbid
 
-Names may hold `*` and match parameters, buffers, inputs, outputs and nodes (as `meshwright show` prints them).
-A recipe (planner/recipes.py) adds constraints of its own, on names as they are.
+Names may hold `*` and match parameters, buffers, inputs, outputs and nodes (as `meshwright show` prints them), and
+`3-60` or `5-59/6` for the numbers of blocks. A recipe (planner/recipes.py) adds constraints of its own, on names as
+they are.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from dataclasses import dataclass, field
 
 from ..plans.errors import Infeasible, RequestError
 from ..plans.layouts import REPLICATE, Layout, parse_placement, shard_dim
+from ..plans.stamps import numbers_of
 from .strategies import shardable
 
 __all__ = ["SPLIT", "Constraint", "Constraints"]
@@ -25,6 +27,7 @@ __all__ = ["SPLIT", "Constraint", "Constraints"]
 # In a constraint: split along some dim.
 SPLIT = "S(*)"
 _FORM = re.compile(r"\s*(\S+)\s*(=|!=)\s*(\S.*?)\s*")
+_NUMBERS = re.compile(r"(?<![^.])(\d+-\d+(?:/\d+)?)(?=[.:]|$)")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,6 +51,19 @@ class Constraint:
             raise RequestError(f"'constraint' must give one placement for each of the {axes} mesh axes, got {text!r}")
         layout = tuple(None if part == "*" else part if part == SPLIT else parse_placement(part) for part in parts)
         return cls(name=match.group(1), layout=layout, forbids=match.group(2) == "!=")
+
+    def speaks_of(self, name: str) -> bool:
+        """Whether it is about the tensor or node `name`."""
+        if self.name == name or not _NUMBERS.search(self.name):
+            return self.name == name or fnmatch.fnmatchcase(name, self.name)
+        parts = _NUMBERS.split(self.name)
+        globs = [fnmatch.translate(part) if at % 2 == 0 else r"(\d+)" for at, part in enumerate(parts)]
+        match = re.fullmatch("".join(glob.removesuffix(r"\Z").removesuffix(r"\z") for glob in globs), name)
+        spans = [numbers_of(part) for part in parts[1::2]]
+        return match is not None and all(
+            numbers is not None and int(number) in numbers
+            for number, numbers in zip(match.groups(), spans, strict=True)
+        )
 
     def allows(self, layout: Layout) -> bool:
         """Whether `layout` is left by this constraint."""
@@ -91,7 +107,7 @@ class Constraints:
 
     def _spoken(self, name: str) -> tuple[int, ...]:
         self.seen.add(name)
-        found = tuple(i for i, c in enumerate(self.items) if c.name == name or fnmatch.fnmatchcase(name, c.name))
+        found = self._speaking(name)
         self.used.update(found)
         return found
 
@@ -138,10 +154,12 @@ class Constraints:
                     f"{', '.join(near) or 'nothing'}"
                 )
 
-    def numbered(self, path: str) -> bool:
-        """Whether a constraint speaks of a single block of the list at `path`."""
-        lead = f"{path}." if path else ""
-        return any(re.match(re.escape(lead) + r"\d", c.name) for c in self.items)
+    def alike(self, names: Iterable[str]) -> bool:
+        """Whether every constraint speaks of all of `names` or of none."""
+        return len({self._speaking(name) for name in names}) <= 1
+
+    def _speaking(self, name: str) -> tuple[int, ...]:
+        return tuple(i for i, constraint in enumerate(self.items) if constraint.speaks_of(name))
 
 
 def _left(constraints: Sequence[Constraint], layouts: Sequence[Layout]) -> list[bool]:

@@ -1,7 +1,7 @@
-"""Whether three captured blocks of a deep list stand for all of them.
+"""Whether three captured repetitions of a deep run stand for all of them.
 
-They do when nothing outside of the list is computed once per block: `h = h + block(h)` adds outside of the block, and
-a plan of three blocks has no entry for the fourth sum.
+They do when nothing outside of the run is computed once per block: `h = h + block(h)` adds outside of the block, and
+a plan of three blocks has no entry for the fourth sum. Of a period of several blocks, read repetition for block.
 """
 
 from __future__ import annotations
@@ -10,20 +10,20 @@ from collections.abc import Iterable, Mapping
 
 from torch import fx
 
+from ..passes.blocks import Run
 from ..passes.graph import Captured
-from .folding import CAPTURED, Blocks
+from .folding import CAPTURED, MIDDLE, Blocks
 
 __all__ = ["stands_for_all"]
 
-_MIDDLE = 1
 _ALL = frozenset(range(CAPTURED))
 _Reach = dict[fx.Node, frozenset[int]]
 
 
-def stands_for_all(captured: Captured, blocks: Blocks, path: str) -> bool:
-    """Whether the middle block of the list at `path` looks like its neighbours, passes tensors only to the next block
-    and to the outside, and no node of the outside belongs to one block or to some."""
-    inside = _numbers(captured, blocks, path)
+def stands_for_all(captured: Captured, blocks: Blocks, run: Run) -> bool:
+    """Whether the middle block of `run`, which was cut, looks like its neighbours, passes tensors only to the next
+    block and to the outside, and no node of the outside belongs to one block or to some."""
+    inside = _repetitions(captured, run)
     found: dict[str, set[int]] = {}
     for node, number in inside.items():
         if node.op != "call_function":
@@ -31,9 +31,9 @@ def stands_for_all(captured: Captured, blocks: Blocks, path: str) -> bool:
         found.setdefault(blocks.pattern(captured.names[node]), set()).add(number)
         if any(abs(inside.get(source, number) - number) > 1 for source in node.all_input_nodes):
             return False
-    if not found or any(numbers == {_MIDDLE} for numbers in found.values()):
+    if not found or any(numbers == {MIDDLE} for numbers in found.values()):
         return False
-    return not any(inside.get(node) == _MIDDLE for node in captured.outputs if node is not None) and not any(
+    return not any(inside.get(node) == MIDDLE for node in captured.outputs if node is not None) and not any(
         _per_block(above, below) for above, below in _outside(captured, inside)
     )
 
@@ -43,7 +43,7 @@ def _per_block(above: frozenset[int], below: frozenset[int]) -> bool:
 
     What touches the first or the last block alone is there once; so is what every block reads and none makes.
     """
-    return _MIDDLE in above or (_MIDDLE in below and (bool(above) or below != _ALL))
+    return MIDDLE in above or (MIDDLE in below and (bool(above) or below != _ALL))
 
 
 def _outside(captured: Captured, inside: Mapping[fx.Node, int]) -> Iterable[tuple[frozenset[int], frozenset[int]]]:
@@ -62,7 +62,7 @@ def _reach(nodes: Iterable[fx.Node], inside: Mapping[fx.Node, int], neighbours: 
     return reach
 
 
-def _numbers(captured: Captured, blocks: Blocks, path: str) -> dict[fx.Node, int]:
-    """The number of its block for every node that lies in one of the list."""
-    places = {node: blocks.split(name) for node, name in captured.names.items()}
-    return {node: place[1] for node, place in places.items() if place is not None and place[0] == path}
+def _repetitions(captured: Captured, run: Run) -> dict[fx.Node, int]:
+    """Which of the captured repetitions (0, 1, 2) every node that lies in one belongs to."""
+    places = {node: run.place(name) for node, name in captured.names.items()}
+    return {node: min(place[0], CAPTURED - 1) for node, place in places.items() if place is not None}

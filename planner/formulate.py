@@ -230,10 +230,10 @@ class _Builder:
             tuple(value.shape),
             value.dtype,
             origin,
-            self.constraints.key(self.blocks.renumbered(name)),
+            self.constraints.key(name),
         )
         kind: Kind = "source" if source is not None else "tangent"
-        self.of[node] = self._decide(key, name, lambda: self._held(kind, self.blocks.renumbered(name), node, layouts))
+        self.of[node] = self._decide(key, name, lambda: self._held(kind, name, node, layouts))
 
     def _whole(self, source: Source) -> bool:
         """Whether a tensor must be whole on every device: a constant, and an input that gets something back."""
@@ -252,11 +252,9 @@ class _Builder:
             pattern,
             id(strategies),
             node in self.captured.backward,
-            self.constraints.key(self.blocks.renumbered(name)),
+            self.constraints.key(name),
         )
-        self.of[node] = self._decide(
-            key, name, lambda: self._op_decision(node, self.blocks.renumbered(name), strategies)
-        )
+        self.of[node] = self._decide(key, name, lambda: self._op_decision(node, name, strategies))
 
     def _strategies(self, node: fx.Node, name: str) -> list[Strategy]:
         """The strategies whose inputs can lie so."""

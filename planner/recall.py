@@ -16,6 +16,7 @@ from ..passes.graph import tensor_args
 from ..passes.naming import op_name
 from ..plans.layouts import Layout
 from ..plans.plan import Edge, Node, Plan
+from ..plans.stamps import Stamp
 from .folding import Blocks
 from .formulate import Decision, Formulation, Reading
 
@@ -65,10 +66,10 @@ class _Recall:
 
     def run(self) -> Recalled:
         formulation = self.formulation
-        blocks, names = formulation.blocks, formulation.captured.names
+        names = formulation.captured.names
         for node, index in formulation.of.items():
             if node.op != "call_function":
-                name = blocks.renumbered(names[node])
+                name = names[node]
                 self._held(name, index, self.entries.source(name))
         for key, index in formulation.results.items():
             name = formulation.captured.output_tree.names[int(key.split(".")[1])]
@@ -102,7 +103,7 @@ class _Recall:
 
     def _op(self, node: fx.Node) -> None:
         formulation = self.formulation
-        name = formulation.blocks.renumbered(formulation.captured.names[node])
+        name = formulation.captured.names[node]
         entry = self.entries.node(name)
         if entry is None:
             self.missing.setdefault(formulation.blocks.pattern(name))
@@ -161,7 +162,7 @@ class _Recall:
         formulation = self.formulation
         if reading.node.op != "call_function" or self._decision(reading.reader).kind != "op":
             return None
-        entry = self.entries.node(formulation.blocks.renumbered(formulation.captured.names[reading.node]))
+        entry = self.entries.node(formulation.captured.names[reading.node])
         return entry.inputs[reading.at] if entry and reading.at < len(tensor_args(reading.node)) else None
 
 
@@ -173,6 +174,20 @@ def _neighbours(formulation: Formulation) -> dict[int, list[tuple[int, int]]]:
     return near
 
 
+def _pairs(plan: Plan, blocks: Blocks) -> dict[Stamp, Stamp]:
+    """The plan's kind of block for each of the model's, where their lists have as many kinds, in turn alike."""
+    found: dict[Stamp, Stamp] = {}
+    theirs = [stamp for block in plan.model.blocks if (stamp := Stamp.parse(block.pattern, block.count)) is not None]
+    ours = [stamp for run in blocks.runs for stamp in run.stamps]
+    for path in {stamp.path for stamp in ours}:
+        here, there = (
+            sorted((s for s in some if s.path == path), key=lambda s: s.numbers.start) for some in (ours, theirs)
+        )
+        if [s.numbers.step for s in here] == [s.numbers.step for s in there]:
+            found |= zip(here, there, strict=True)
+    return found
+
+
 class _Entries:
     """The entries of a plan by the names of another model: `blocks` are those of the model."""
 
@@ -181,7 +196,7 @@ class _Entries:
         self.sources = {t.name: t.layout for t in (*plan.parameters, *plan.buffers, *plan.inputs)}
         self.outputs = {tensor.name: tensor.layout for tensor in plan.outputs}
         self.blocks, self.ndim = blocks, plan.mesh.ndim
-        self.counts = {b.pattern.removesuffix("*").rstrip("."): b.count for b in plan.model.blocks}
+        self.pairs = _pairs(plan, blocks)
         self.used: set[tuple[int, str]] = set()
         self.last = ""
 
@@ -209,17 +224,27 @@ class _Entries:
 
     def _keys(self, name: str) -> list[str]:
         """Names in the plan for `name` in the model, its own first, then that of its kind of block."""
-        place = self.blocks.split(name)
-        if place is None or place[0] not in self.counts:
+        here = self.blocks.stamp(name)
+        if here is None:
+            return [self._moved(name)]
+        number, there = here.number(name), self.pairs.get(here)
+        if there is None or number is None:
             return [name]
-        path, number = place
-        here, there = self.blocks.counts[path], self.counts[path]
-        lead = f"{path}." if path else ""
-        rest = name[len(lead) + len(str(number)) :]
-        own = there - 1 if number == here - 1 else number if number < there - 1 else None
+        at, last = here.numbers.index(number), len(there.numbers) - 1
+        own = there.numbers[last] if number == here.numbers[-1] else there.numbers[at] if at < last else None
         # Of two blocks, the last is the only one that has a block before it, as those between have.
-        parts = (own, "*", there - 1 if number else None)
-        return list(dict.fromkeys(f"{lead}{part}{rest}" for part in parts if part is not None))
+        parts = (own, there.mark, there.numbers[last] if at else None)
+        return list(dict.fromkeys(there.put(name, part) for part in parts if part is not None))
+
+    def _moved(self, name: str) -> str:
+        """A block of a list that is of no kind keeps its distance to the kinds before it."""
+        for path in {stamp.path for stamp in self.pairs}:
+            whole = Stamp.of(path, range(2**20), whole=True)
+            number = whole.number(name)
+            if number is not None:
+                before = [(a, b) for a, b in self.pairs.items() if a.path == path and a.numbers[-1] < number]
+                return whole.put(name, number + sum(len(b.numbers) - len(a.numbers) for a, b in before))
+        return name
 
     def unused(self) -> tuple[str, ...]:
         """Names of the plan that were never asked for; results of the step follow from the others."""

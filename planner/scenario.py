@@ -111,7 +111,7 @@ def _mask(prepared: Draft, constraint: Constraint) -> Mask:
     for index, decision in enumerate(formulation.decisions):
         if decision.kind == "hub" or decision.node is None:
             continue
-        own = outputs.get(index) or formulation.blocks.renumbered(formulation.captured.names[decision.node])
+        own = outputs.get(index) or formulation.captured.names[decision.node]
         first = next((at for at, states in enumerate(decision.states) if states is not None), None)
         if first is not None and alone.key(own):
             found[index] = np.array([constraint.allows(s.outs[first] or ()) for s in decision.strategies])

@@ -14,7 +14,7 @@ from ..plans.clusters import Cluster
 from ..plans.layouts import Layout
 from ..plans.plan import Block, Edge, Model, Node, Options, Plan, Predicted, Solver, Tensor
 from ..plans.version import VERSION
-from .folding import Blocks
+from .folding import MIDDLE, Blocks
 from .formulate import Decision, Formulation, Reading
 from .op_costs import dtype_name
 from .problem import Solution
@@ -72,11 +72,11 @@ def model_of(captured: Captured, name: str, blocks: Blocks) -> Model:
             numel = int(torch.Size(source.shape).numel())
             count += times * numel
             size += times * numel * source.dtype.itemsize
-    for path, number in sorted(blocks.counts.items()):
-        lines.setdefault(f"blocks {path} {number}")
-    shown = tuple(
-        Block(pattern=f"{path}.*" if path else "*", count=number) for path, number in sorted(blocks.counts.items())
-    )
+    stamps = sorted((s for run in blocks.runs for s in run.stamps), key=lambda s: (s.path, s.numbers.start))
+    for stamp in stamps:
+        part = "" if stamp.mark == "*" else f" of {stamp.mark}"
+        lines.setdefault(f"blocks {stamp.path} {len(stamp.numbers)}{part}")
+    shown = tuple(Block(pattern=stamp.pattern, count=len(stamp.numbers)) for stamp in stamps)
     digest = hashlib.sha256("\n".join(sorted(lines)).encode()).hexdigest()
     return Model(name=name, digest=digest, parameters=count, parameter_bytes=size, blocks=shown)
 
@@ -105,7 +105,7 @@ def _entry_name(formulation: Formulation, decision: Decision, name: str) -> str:
     pattern = blocks.pattern(name)
     if pattern == name:
         return name
-    return pattern if formulation.owner(decision) is decision and decision.weight > 1 else blocks.renumbered(name)
+    return pattern if formulation.owner(decision) is decision and decision.weight > 1 else name
 
 
 def _outputs(formulation: Formulation, choices: Sequence[int]) -> tuple[Tensor, ...]:
@@ -124,9 +124,9 @@ def _nodes(formulation: Formulation, choices: Sequence[int]) -> tuple[Node, ...]
         (r.node, r.at): r for r in formulation.readings if formulation.decisions[r.reader].kind == "op"
     }
     found: dict[str, Node] = {}
-    place = {node: formulation.blocks.split(captured.names[node]) for node in captured.ops()}
+    place = {node: formulation.blocks.place(captured.names[node]) for node in captured.ops()}
     # The second block speaks for its kind: it has a block before it, as most have.
-    for node in sorted(captured.ops(), key=lambda n: (p := place[n]) is None or p[1] != 1):
+    for node in sorted(captured.ops(), key=lambda n: (p := place[n]) is None or p[1] != MIDDLE):
         if op_name(node) == "getitem":
             continue
         index = formulation.of[node]
@@ -141,13 +141,13 @@ def _nodes(formulation: Formulation, choices: Sequence[int]) -> tuple[Node, ...]
             inputs=edges,
             rule=strategy.local,
             time_s=float(decision.seconds[choices[index]]),
-            count=max(1, round(decision.weight)) if "*" in name else 1,
+            count=max(1, round(decision.weight)) if name != captured.names[node] else 1,
         )
         known = found.get(name)
         if known is None:
             found[name] = entry
         elif [e.steps for e in known.inputs] != [e.steps for e in edges]:
-            own = formulation.blocks.renumbered(captured.names[node])
+            own = captured.names[node]
             found[own] = Node(**{**{f: getattr(entry, f) for f in entry.__struct_fields__}, "name": own, "count": 1})
     for name, entry in _result_nodes(formulation, choices):
         found.setdefault(name, entry)
@@ -163,14 +163,14 @@ def _result_nodes(formulation: Formulation, choices: Sequence[int]) -> list[tupl
             found[f"{key}::output"] = _result(formulation, choices, reading, f"{key}::output", "output")
     held = [(name, "update", reading) for name, reading in _updates(formulation)]
     held += [(n, "gradient", r) for n, r in zip(formulation.captured.grads, formulation.grads, strict=True)]
-    place = {name: formulation.blocks.split(name) for name, _, _ in held}
+    place = {name: formulation.blocks.place(name) for name, _, _ in held}
     # As for nodes, the second block speaks for its kind.
-    for name, op, reading in sorted(held, key=lambda item: (p := place[item[0]]) is None or p[1] != 1):
+    for name, op, reading in sorted(held, key=lambda item: (p := place[item[0]]) is None or p[1] != MIDDLE):
         decision = formulation.decisions[reading.reader]
         entry = _result(formulation, choices, reading, f"{_entry_name(formulation, decision, name)}::{op}", op)
         known = found.setdefault(entry.name, entry)
         if known.inputs[0].steps != entry.inputs[0].steps:
-            own = f"{formulation.blocks.renumbered(name)}::{op}"
+            own = f"{name}::{op}"
             found[own] = _result(formulation, choices, reading, own, op)
     return list(found.items())
 

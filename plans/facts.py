@@ -11,7 +11,8 @@ from msgspec import Struct
 from .diff import device_bytes
 from .errors import RequestError
 from .plan import Node, Plan, Tensor
-from .words import bytes_words, layout_words, pattern_of, seconds_words, shape_words, stamped_block
+from .stamps import Stamp, stamped_block
+from .words import bytes_words, layout_words, pattern_of, seconds_words, shape_words
 
 __all__ = ["Fact", "Move", "facts_of"]
 
@@ -67,7 +68,7 @@ class Fact(Struct, frozen=True, kw_only=True):
 
 def facts_of(plan: Plan, names: Sequence[str]) -> tuple[Fact, ...]:
     """What `plan` says of everything that `names` mean. A name may hold `*`, and a numbered name also means the
-    entry with `*` that stands for it. RequestError for a name that means nothing."""
+    entry of the kind of block that stands for it. RequestError for a name that means nothing."""
     entries: dict[str, tuple[str, Tensor | Node]] = {}
     for kind, field in (("parameter", plan.parameters), ("buffer", plan.buffers), ("input", plan.inputs)):
         entries |= {tensor.name: (kind, tensor) for tensor in field}
@@ -91,14 +92,11 @@ def facts_of(plan: Plan, names: Sequence[str]) -> tuple[Fact, ...]:
 
 
 def _stands_for(plan: Plan, entry: str, asked: str) -> bool:
-    """Whether the entry with `*` is that of the numbered name `asked`."""
-    block = stamped_block(entry, {b.pattern for b in plan.model.blocks})
-    if block is None:
-        return False
-    lead, rest = block.removesuffix("*"), entry[len(block) :]
-    number = asked.removeprefix(lead).removesuffix(rest)
-    count = next(b.count for b in plan.model.blocks if b.pattern == block)
-    return f"{lead}{number}{rest}" == asked and number.isdecimal() and int(number) < count
+    """Whether the entry, of a kind of block, is that of the numbered name `asked`."""
+    counts = {b.pattern: b.count for b in plan.model.blocks}
+    block = stamped_block(entry, counts)
+    stamp = Stamp.parse(block, counts[block]) if block else None
+    return stamp is not None and stamp.number(asked) is not None and stamp.stamped(asked) == entry
 
 
 def _fact(plan: Plan, kind: str, entry: Tensor | Node, asked: str) -> Fact:

@@ -1,7 +1,8 @@
 """The plan: every choice about how a model is split over a cluster, and what that is predicted to cost.
 
 A plan is a pure value. `plan_file` reads and writes it, `plan_rules` says which values make sense, `summary` and `diff`
-show it. Names are module paths; one `*` in a name stands for every block of a stamped kind (see `Model.blocks`).
+show it. Names are module paths; one with `*` or `3-60` for the number of a block stands for all blocks of that kind
+(see `Model.blocks`).
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from . import plan_file
 from .clusters import Cluster
 from .meshes import Mesh
 from .pipelines import Pipeline
-from .words import stamped_block
+from .stamps import stamped_block
 
 if TYPE_CHECKING:
     from .diff import Diff
@@ -58,7 +59,8 @@ class _Record(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Block(_Record, frozen=True, kw_only=True):
-    """One kind of repeated block: `pattern` is a module path with one `*`, standing for `count` modules."""
+    """One kind of repeated block: `pattern` is a module path that stands for `count` modules of a list, all of them
+    (`layers.*`) or those of some numbers (`layers.3-60`, and `layers.5-59/6` for every sixth)."""
 
     pattern: Name
     count: Annotated[int, Meta(ge=1, le=2**20)]
@@ -252,7 +254,7 @@ class Plan(_Record, frozen=True, kw_only=True):
         return hashlib.sha256(self.to_bytes()).hexdigest()
 
     def copies(self, name: str) -> int:
-        """How many tensors or ops `name` stands for: the count of its block when it holds a `*`, else 1."""
+        """How many tensors or ops `name` stands for: the count of its kind of block, else 1."""
         counts = {block.pattern: block.count for block in self.model.blocks}
         return counts.get(stamped_block(name, counts) or "", 1)
 

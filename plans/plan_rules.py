@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 import re
+from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from .errors import RequestError
 from .layouts import is_partial, shard_dim
+from .stamps import numbers_of, stamped_block
 from .steps import parse_step
-from .words import stamped_block
 
 if TYPE_CHECKING:
     from .plan import Edge, Node, Plan, Tensor
@@ -89,11 +90,36 @@ def _check_pipeline(plan: Plan) -> None:
 
 
 def _check_blocks(plan: Plan) -> None:
+    """Every kind stands for its own blocks, as many as it says."""
     seen: set[str] = set()
+    taken: dict[str, list[range]] = defaultdict(list)
     for index, block in enumerate(plan.model.blocks):
-        if block.pattern.count("*") != 1 or block.pattern in seen:
-            raise PlanRuleError(f"model.blocks[{index}].pattern", "hold one '*' and be given once", block.pattern)
+        key = f"model.blocks[{index}]"
+        path, _, mark = block.pattern.rpartition(".")
+        numbers = range(block.count) if mark == "*" else numbers_of(mark)
+        if block.pattern.count("*") + (numbers_of(mark) is not None) != 1 or block.pattern in seen:
+            rule = "hold one '*', or end in the numbers that it stands for, as in 3-60 or 5-59/6, and be given once"
+            raise PlanRuleError(f"{key}.pattern", rule, block.pattern)
         seen.add(block.pattern)
+        if numbers is None:
+            continue
+        if len(numbers) != block.count:
+            raise PlanRuleError(f"{key}.count", f"be {len(numbers)}, as many as {mark} says", block.count)
+        if any(_meet(numbers, other) for other in taken[path]):
+            raise PlanRuleError(f"{key}.pattern", "stand for no block that another one stands for", block.pattern)
+        taken[path].append(numbers)
+
+
+def _meet(a: range, b: range) -> bool:
+    """Whether two ranges, neither empty, have a number in common."""
+    shared = math.gcd(a.step, b.step)
+    if (b.start - a.start) % shared:
+        return False
+    period = b.step // shared
+    first = a.start + (b.start - a.start) // shared * pow(a.step // shared, -1, period) % period * a.step
+    every = a.step * period
+    low = max(a.start, b.start)
+    return first + max(0, -(-(low - first) // every)) * every <= min(a[-1], b[-1])
 
 
 def _check_names(plan: Plan, kind: str, names: list[str]) -> None:

@@ -13,6 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from .layouts import Layout, shard_dim
+from .stamps import stamped_block
 from .words import (
     axis_words,
     bytes_words,
@@ -21,7 +22,6 @@ from .words import (
     placement_words,
     seconds_words,
     shape_words,
-    stamped_block,
 )
 
 if TYPE_CHECKING:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 
 from .layouts import Layout, Placement, shard_dim
 from .meshes import Mesh
@@ -18,7 +18,6 @@ __all__ = [
     "placement_words",
     "seconds_words",
     "shape_words",
-    "stamped_block",
 ]
 
 _NUMBER = re.compile(r"(?<![^.])\d+(?![^.])")
@@ -80,18 +79,6 @@ def moved_words(before: Layout, after: Layout, mesh: Mesh) -> str:
     """What is different between two layouts on one mesh: 'split on dim 0 -> whole on tp'."""
     pairs = zip(before, after, mesh.axis_names, strict=True)
     return ", ".join(f"{placement_words(a)} -> {placement_words(b)} on {name}" for a, b, name in pairs if a != b)
-
-
-def stamped_block(name: str, patterns: Collection[str]) -> str | None:
-    """The one of `patterns` that is `name`'s leading module path, the `*` included, or None."""
-    path = name.split("::", 1)[0]
-    star = path.find("*")
-    cut = path.find(".", star)
-    while star >= 0 and cut >= 0:
-        if path[:cut] in patterns:
-            return path[:cut]
-        cut = path.find(".", cut + 1)
-    return path if star >= 0 and path in patterns else None
 
 
 def pattern_of(name: str) -> str:

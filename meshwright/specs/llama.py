@@ -47,7 +47,14 @@ class LlamaBlock(nn.Module):
 
     def __init__(self, config: LlamaConfig) -> None:
         super().__init__()
-        self.attention = GroupedQueryAttention(
+        self.attention = self.make_attention(config)
+        self.feed_forward = self.make_feed_forward(config)
+        self.attention_norm = RMSNorm(config.dim, eps=config.norm_eps, dtype=config.dtype)
+        self.ffn_norm = RMSNorm(config.dim, eps=config.norm_eps, dtype=config.dtype)
+
+    def make_attention(self, config: LlamaConfig) -> nn.Module:
+        """The attention part; a family with another kind replaces it."""
+        return GroupedQueryAttention(
             config.dim,
             config.n_heads,
             config.n_kv_heads,
@@ -56,9 +63,6 @@ class LlamaBlock(nn.Module):
             eps=config.norm_eps,
             dtype=config.dtype,
         )
-        self.feed_forward = self.make_feed_forward(config)
-        self.attention_norm = RMSNorm(config.dim, eps=config.norm_eps, dtype=config.dtype)
-        self.ffn_norm = RMSNorm(config.dim, eps=config.norm_eps, dtype=config.dtype)
 
     def make_feed_forward(self, config: LlamaConfig) -> nn.Module:
         """The feed-forward part; a mixture of experts replaces it."""
@@ -80,7 +84,7 @@ class Llama(nn.Module):
         super().__init__()
         self.config = config
         self.tok_embeddings = nn.Embedding(config.vocab_size, config.dim, dtype=config.dtype)
-        self.layers = nn.ModuleList(self.make_block(config) for _ in range(config.n_layers))
+        self.layers = nn.ModuleList(self.make_block(config, number) for number in range(config.n_layers))
         self.norm = RMSNorm(config.dim, eps=config.norm_eps, dtype=config.dtype)
         self.output = None
         if not config.tie_embeddings:
@@ -89,8 +93,8 @@ class Llama(nn.Module):
         self.register_buffer("cos", cos, persistent=False)
         self.register_buffer("sin", sin, persistent=False)
 
-    def make_block(self, config: LlamaConfig) -> nn.Module:
-        """One decoder layer."""
+    def make_block(self, config: LlamaConfig, number: int) -> nn.Module:
+        """Decoder layer `number`, from 0 up."""
         return LlamaBlock(config)
 
     def logits(self, tokens: Tensor) -> Tensor:

@@ -66,12 +66,16 @@ class MixtureOfExperts(nn.Module):
         out = torch.bmm(combine.to(x.dtype), self.experts(slots))
         return out.view(batch, seq_len, dim)
 
+    def choose(self, tokens: Tensor) -> tuple[Tensor, Tensor]:
+        """Weights and numbers of the experts of each token, the best first: [groups, group, top_k] both."""
+        weights, experts = torch.topk(F.softmax(widen(self.gate(tokens)), dim=-1), self.top_k, dim=-1)
+        return weights / weights.sum(-1, keepdim=True), experts
+
     def route(self, tokens: Tensor) -> Tensor:
         """Weight of each slot for each token: [groups, group, experts * capacity], zero where it is not the token's."""
         groups, group, _ = tokens.shape
         capacity = self.capacity(group)
-        weights, experts = torch.topk(F.softmax(widen(self.gate(tokens)), dim=-1), self.top_k, dim=-1)
-        weights = weights / weights.sum(-1, keepdim=True)
+        weights, experts = self.choose(tokens)
         one_hot = (experts.unsqueeze(-1) == torch.arange(self.n_experts, device=tokens.device)).to(torch.int64)
         queue = one_hot.transpose(1, 2).reshape(groups, self.top_k * group, self.n_experts)
         ahead = queue.cumsum(dim=1) - queue  # first choices of the group come before all second ones
@@ -104,7 +108,7 @@ class MixtralBlock(LlamaBlock):
 class Mixtral(Llama):
     """Tokens and labels [batch, seq] to the mean loss, as Llama."""
 
-    def make_block(self, config: LlamaConfig) -> nn.Module:
+    def make_block(self, config: LlamaConfig, number: int) -> nn.Module:
         """One decoder layer."""
         return MixtralBlock(config)
 

@@ -27,6 +27,7 @@ PUBLISHED = {
     "qwen3-8b": 8.19e9,
     "qwen3-32b": 32.76e9,
     "mixtral-8x7b": 46.70e9,
+    "deepseek-v3": 671.03e9,
     "vit-b": 86.57e6,
     "vit-l": 304.33e6,
     "vit-h": 632.05e6,
