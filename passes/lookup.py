@@ -6,7 +6,6 @@ from __future__ import annotations
 from ..plans.errors import ReplayError
 from ..plans.layouts import Layout
 from ..plans.plan import Node, Plan
-from ..plans.stamps import Stamp
 
 __all__ = ["PlanLookup"]
 
@@ -18,8 +17,7 @@ class PlanLookup:
         self.plan = plan
         self._nodes = {node.name: node for node in plan.nodes}
         self._tensors = {t.name: t.layout for t in (*plan.parameters, *plan.buffers, *plan.inputs)}
-        stamps = [Stamp.parse(block.pattern, block.count) for block in plan.model.blocks]
-        self._stamps = [stamp for stamp in stamps if stamp is not None]
+        self._stamps = plan.model.stamps()
 
     def __call__(self, name: str) -> Node:
         """The plan's node `name`; a parameter, buffer or input counts as one without inputs.

@@ -13,6 +13,7 @@ from torch import nn
 from ..plans.adapted import Adapted
 from ..plans.errors import Infeasible
 from ..plans.plan import Plan
+from ..plans.stamps import paired
 from .api import Draft
 from .apply import check_torch
 from .explain import draft_of, reopen
@@ -102,11 +103,11 @@ def _pins(prepared: Draft, found: Recalled) -> Mask:
 
 
 def _told(plan: Plan, found: Recalled, before: Plan, prepared: Draft) -> Adapted:
-    counts = {block.pattern: block.count for block in before.model.blocks}
+    pairs = paired(before.model.stamps(), prepared.model().stamps())
     lengths = tuple(
-        f"{block.pattern}: {counts[block.pattern]} -> {block.count}"
-        for block in prepared.model().blocks
-        if counts.get(block.pattern, block.count) != block.count
+        f"{old.pattern}: {len(old.numbers)} -> {len(new.numbers)}"
+        for old, new in pairs.items()
+        if len(old.numbers) != len(new.numbers)
     )
     return Adapted(
         plan=plan,

@@ -16,7 +16,7 @@ from ..passes.graph import tensor_args
 from ..passes.naming import op_name
 from ..plans.layouts import Layout
 from ..plans.plan import Edge, Node, Plan
-from ..plans.stamps import Stamp
+from ..plans.stamps import Stamp, paired
 from .folding import Blocks
 from .formulate import Decision, Formulation, Reading
 
@@ -174,20 +174,6 @@ def _neighbours(formulation: Formulation) -> dict[int, list[tuple[int, int]]]:
     return near
 
 
-def _pairs(plan: Plan, blocks: Blocks) -> dict[Stamp, Stamp]:
-    """The plan's kind of block for each of the model's, where their lists have as many kinds, in turn alike."""
-    found: dict[Stamp, Stamp] = {}
-    theirs = [stamp for block in plan.model.blocks if (stamp := Stamp.parse(block.pattern, block.count)) is not None]
-    ours = [stamp for run in blocks.runs for stamp in run.stamps]
-    for path in {stamp.path for stamp in ours}:
-        here, there = (
-            sorted((s for s in some if s.path == path), key=lambda s: s.numbers.start) for some in (ours, theirs)
-        )
-        if [s.numbers.step for s in here] == [s.numbers.step for s in there]:
-            found |= zip(here, there, strict=True)
-    return found
-
-
 class _Entries:
     """The entries of a plan by the names of another model: `blocks` are those of the model."""
 
@@ -196,7 +182,8 @@ class _Entries:
         self.sources = {t.name: t.layout for t in (*plan.parameters, *plan.buffers, *plan.inputs)}
         self.outputs = {tensor.name: tensor.layout for tensor in plan.outputs}
         self.blocks, self.ndim = blocks, plan.mesh.ndim
-        self.pairs = _pairs(plan, blocks)
+        ours = [stamp for run in blocks.runs for stamp in run.stamps]
+        self.pairs = paired(ours, plan.model.stamps())
         self.used: set[tuple[int, str]] = set()
         self.last = ""
 

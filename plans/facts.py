@@ -11,7 +11,6 @@ from msgspec import Struct
 from .diff import device_bytes
 from .errors import RequestError
 from .plan import Node, Plan, Tensor
-from .stamps import Stamp, stamped_block
 from .words import bytes_words, layout_words, pattern_of, seconds_words, shape_words
 
 __all__ = ["Fact", "Move", "facts_of"]
@@ -93,10 +92,7 @@ def facts_of(plan: Plan, names: Sequence[str]) -> tuple[Fact, ...]:
 
 def _stands_for(plan: Plan, entry: str, asked: str) -> bool:
     """Whether the entry, of a kind of block, is that of the numbered name `asked`."""
-    counts = {b.pattern: b.count for b in plan.model.blocks}
-    block = stamped_block(entry, counts)
-    stamp = Stamp.parse(block, counts[block]) if block else None
-    return stamp is not None and stamp.number(asked) is not None and stamp.stamped(asked) == entry
+    return any(s.number(asked) is not None and s.stamped(asked) == entry for s in plan.model.stamps())
 
 
 def _fact(plan: Plan, kind: str, entry: Tensor | Node, asked: str) -> Fact:

@@ -18,7 +18,7 @@ from . import plan_file
 from .clusters import Cluster
 from .meshes import Mesh
 from .pipelines import Pipeline
-from .stamps import stamped_block
+from .stamps import Stamp, stamped_block
 
 if TYPE_CHECKING:
     from .diff import Diff
@@ -86,6 +86,11 @@ class Model(_Record, frozen=True, kw_only=True):
     parameter_bytes: Bytes
     blocks: Annotated[tuple[Block, ...], Meta(max_length=1024)]
     origin: Origin | None = None
+
+    def stamps(self) -> tuple[Stamp, ...]:
+        """The kinds of blocks as stamps."""
+        found = (Stamp.parse(block.pattern, block.count) for block in self.blocks)
+        return tuple(stamp for stamp in found if stamp is not None)
 
 
 class Tensor(_Record, frozen=True, kw_only=True):

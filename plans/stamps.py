@@ -8,10 +8,10 @@ layers.5-59/6     every sixth from 5 to 59
 from __future__ import annotations
 
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
-__all__ = ["Stamp", "numbers_of", "stamped_block"]
+__all__ = ["Stamp", "numbers_of", "paired", "stamped_block"]
 
 # Digits are few, so that a pattern that someone wrote cannot make a number too long to read.
 _RANGE = re.compile(r"(0|[1-9]\d{0,6})-([1-9]\d{0,6})(?:/([1-9]\d{0,6}))?", re.ASCII)
@@ -74,6 +74,18 @@ def numbers_of(mark: str) -> range | None:
     # One way to write each: a step of one is not said, and the last number is one of them.
     right = first < last and (last - first) % step == 0 and match[3] != "1"
     return range(first, last + 1, step) if right else None
+
+
+def paired(ours: Iterable[Stamp], theirs: Iterable[Stamp]) -> dict[Stamp, Stamp]:
+    """For each of `ours` the one of `theirs` that is the same kind of block of the same list, which may be of another
+    length: lists pair where they have as many kinds, in turn with the same steps."""
+    left, right = (sorted(some, key=lambda s: (s.path, s.numbers.start)) for some in (ours, theirs))
+    found: dict[Stamp, Stamp] = {}
+    for path in {stamp.path for stamp in left}:
+        here, there = ([s for s in some if s.path == path] for some in (left, right))
+        if [s.numbers.step for s in here] == [s.numbers.step for s in there]:
+            found |= zip(here, there, strict=True)
+    return found
 
 
 def stamped_block(name: str, patterns: Collection[str]) -> str | None:

@@ -65,6 +65,18 @@ def test_another_version_is_called_that(sample_plan: Plan) -> None:
     assert "'version'" in refused(json.loads(sample_plan.to_bytes()) | {"version": 2})
 
 
+def _blocks(tree: Tree, *more: tuple[str, int]) -> None:
+    tree["model"]["blocks"] += [{"pattern": pattern, "count": count} for pattern, count in more]
+
+
+def test_kinds_of_blocks_may_share_a_list(sample_plan: Plan) -> None:
+    tree = json.loads(sample_plan.to_bytes())
+    _blocks(tree, ("layers.0-54/6", 10), ("layers.5-59/6", 10), ("layers.60-61", 2))
+    found = Plan.from_bytes(json.dumps(tree).encode())
+    assert [stamp.pattern for stamp in found.model.stamps()] == [block.pattern for block in found.model.blocks]
+    assert found.copies("layers.5-59/6.wq.weight") == 10
+
+
 @pytest.mark.parametrize(
     ("change", "key"),
     [
@@ -80,6 +92,13 @@ def test_another_version_is_called_that(sample_plan: Plan) -> None:
         (lambda t: t["model"].update(digest="0" * 63), "model.digest"),
         (lambda t: t["model"]["blocks"][0].update(pattern="model.layers"), "model.blocks[0].pattern"),
         (lambda t: t["model"].update(blocks=[]), "parameters[1].name"),
+        (lambda t: _blocks(t, ("layers.3-60", 57)), "model.blocks[1].count"),
+        (lambda t: _blocks(t, ("layers.60-3", 58)), "model.blocks[1].pattern"),
+        (lambda t: _blocks(t, ("layers.5-59/7", 8)), "model.blocks[1].pattern"),
+        (lambda t: _blocks(t, ("layers.*.3-60", 58)), "model.blocks[1].pattern"),
+        (lambda t: _blocks(t, ("layers.0-4", 5), ("layers.4-6", 3)), "model.blocks[2].pattern"),
+        (lambda t: _blocks(t, ("layers.0-54/6", 10), ("layers.4-30/2", 14)), "model.blocks[2].pattern"),
+        (lambda t: _blocks(t, ("model.layers.6-7", 2), ("model.layers.5-8/3", 2)), "model.blocks[2].pattern"),
         (lambda t: t["model"].update(parameters=True), "model.parameters"),
         (lambda t: t["parameters"][0].update(layout=["R"]), "parameters[0].layout"),
         (lambda t: t["parameters"][0].update(layout=["R", "S(2)"]), "parameters[0].layout"),
