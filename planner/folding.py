@@ -38,6 +38,11 @@ class Blocks:
                 return run, found[0]
         return None
 
+    def captured(self, name: str) -> tuple[Run, int] | None:
+        """The run that `name` lies in, and which of its captured repetitions: 0, 1 or 2 where it was cut."""
+        place = self.place(name)
+        return place and (place[0], min(place[1], CAPTURED - 1) if place[0] in self.cut else place[1])
+
     def stamp(self, name: str) -> Stamp | None:
         """The kind of block that `name` lies in."""
         return next((found[1] for run in self.runs if (found := run.place(name)) is not None), None)

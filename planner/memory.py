@@ -14,6 +14,7 @@ import numpy as np
 import torch
 
 from ..passes.footprint import PARTS, Footprint, Moment, footprint
+from ..passes.blocks import Run
 from ..passes.graph import Captured, values_of
 from ..passes.local import Lookup
 from ..passes.lookup import PlanLookup
@@ -47,7 +48,7 @@ def counted(captured: Captured, plan: Plan, blocks: Blocks, limit: int | None) -
     lookup = PlanLookup(plan)
 
     def find(name: str) -> Node:
-        return lookup(blocks.renumbered(name))
+        return lookup(name)
 
     optimizer = Optimizer.of(plan.options.optimizer)
     ranks = [_rank(captured, plan, find, at, blocks, optimizer) for at in _ranks(captured, plan, find)]
@@ -119,24 +120,24 @@ def _rank(
     peaks = np.stack([m.peak for m in (*walked.forward, *walked.backward)])
     last = (*walked.forward, *walked.backward)[-1].after
     moments = np.vstack([peaks, last[None, :]])
-    for path in blocks.cut:
-        moments = moments + (blocks.counts[path] - CAPTURED) * _per_block(walked, blocks, path)
+    for run in blocks.cut:
+        moments = moments + (run.count - CAPTURED) * _per_block(walked, blocks, run)
     state, scratch = _optimizer(captured, walked, blocks, optimizer, cpu)
     moments[:, _OPTIMIZER] += state
     moments[-1, _OTHER] += scratch
     return [*(m.origin for m in (*walked.forward, *walked.backward)), ""], moments
 
 
-def _per_block(walked: Footprint, blocks: Blocks, path: str) -> np.ndarray:
-    """What one more block in the list `path` adds at each moment, by part, and at the step of the optimizer."""
+def _per_block(walked: Footprint, blocks: Blocks, run: Run) -> np.ndarray:
+    """What one more block in `run` adds at each moment, by part, and at the step of the optimizer."""
     count = len(walked.forward)
     added = np.zeros((count + len(walked.backward) + 1, len(PARTS)), dtype=np.int64)
     for name, size in walked.sources.items():
-        if blocks.split(name) == (path, 1):
+        if blocks.captured(name) == (run, 1):
             added[:, _PARAMETERS if name in walked.parameters else _OTHER] += size
     # Blocks run in the order of their numbers forward, and the other way round backward.
     for moments, first, (one, next_one, after) in ((walked.forward, 0, (0, 1, 2)), (walked.backward, count, (2, 1, 0))):
-        ops = _ops(moments, blocks, path)
+        ops = _ops(moments, blocks, run)
         shared = [(i, ops[next_one][name]) for name, i in ops[one].items() if name in ops[next_one]]
         if not shared:
             continue
@@ -151,12 +152,12 @@ def _per_block(walked: Footprint, blocks: Blocks, path: str) -> np.ndarray:
     return added
 
 
-def _ops(moments: Sequence[Moment], blocks: Blocks, path: str) -> list[dict[str, int]]:
-    """For each captured block of the list `path`, its ops' moments by the ops' names without the block's number."""
+def _ops(moments: Sequence[Moment], blocks: Blocks, run: Run) -> list[dict[str, int]]:
+    """For each captured block of `run`, its ops' moments by the ops' names without the block's number."""
     found: list[dict[str, int]] = [{} for _ in range(CAPTURED)]
     for index, moment in enumerate(moments):
-        place = blocks.split(moment.origin) if moment.op else None
-        if place is not None and place[0] == path:
+        place = blocks.captured(moment.origin) if moment.op else None
+        if place is not None and place[0] == run:
             found[place[1]][blocks.pattern(moment.origin)] = index
     return found
 

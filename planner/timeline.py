@@ -16,6 +16,7 @@ from collections.abc import Sequence
 import numpy as np
 from torch import fx
 
+from ..passes.blocks import Run
 from ..passes.graph import tensor_args
 from ..passes.naming import op_name
 from ..plans.plan import Memory
@@ -224,42 +225,42 @@ class Timeline:
         if times == 1 or held:
             self._spans[item].append((born, dies, times))
         else:
-            place = self.formulation.blocks.split(name)
+            place = self.formulation.blocks.captured(name)
             assert place is not None
             self._spans[item] += self._repeated(place[0], born, dies, times)
 
-    def _repeated(self, path: str, born: int, dies: int, times: int) -> list[tuple[int, int, int]]:
+    def _repeated(self, run: Run, born: int, dies: int, times: int) -> list[tuple[int, int, int]]:
         """Spans of a value that each of `times` blocks makes, as seen from the other captured blocks: what one block
         hands to the next, or starts for it, is there once; what it saves is there for each, one less after the next
         block has read it in the backward."""
-        (first, last), (back, over) = self._middles[path]
+        (first, last), (back, over) = self._middles[run]
         place, later = self._place(dies), dies in self._backward
         spans: list[tuple[int, int, int]] = []
         if born < first:
             spans.append((born, min(dies, first - 1), 1))
         if born <= last < dies:
-            count = 1 if place == (path, CAPTURED - 1) and not later else times
+            count = 1 if place == (run, CAPTURED - 1) and not later else times
             spans.append((last + 1, min(dies, back - 1), count))
-            if place == (path, CAPTURED - 1) and later and dies < back:
+            if place == (run, CAPTURED - 1) and later and dies < back:
                 spans.append((dies + 1, back - 1, times - 1))
         elif last < born < back:
             spans.append((born, min(dies, back - 1), 1))
         if dies > over:
-            handed = place == (path, 0) and born > last
+            handed = place == (run, 0) and born > last
             spans.append((max(born, over + 1), dies, 1 if handed else times))
         return [span for span in spans if span[0] <= span[1]]
 
-    def _middle(self, path: str) -> tuple[tuple[int, int], tuple[int, int]]:
+    def _middle(self, run: Run) -> tuple[tuple[int, int], tuple[int, int]]:
         """First and last moment of the block that stands for the left-out ones, in the forward and in the backward."""
-        inside = [i for i in range(self.end) if self._place(i) == (path, 1)]
+        inside = [i for i in range(self.end) if self._place(i) == (run, 1)]
         ahead = [i for i in inside if i not in self._backward]
         behind = [i for i in inside if i in self._backward] or [self.end]
         return (min(ahead), max(ahead)), (min(behind), max(behind))
 
-    def _place(self, moment: int) -> tuple[str, int] | None:
+    def _place(self, moment: int) -> tuple[Run, int] | None:
         """List and number of the block that runs at `moment`."""
         names = self.formulation.captured.names
-        return self.formulation.blocks.split(names[self.order[moment]]) if moment < self.end else None
+        return self.formulation.blocks.captured(names[self.order[moment]]) if moment < self.end else None
 
     def _stays_in_registers(self, node: fx.Node) -> bool:
         """Whether a compiled program never writes the value of `node`: it lives within a fused kernel."""
