@@ -246,9 +246,9 @@ def draft(
         on_progress("price", 0.0, 0.0)
     if named is not None:
         limits.recipe = str(named)
-        limits.exact = recipe_constraints(named, captured, blocks, replicate=replicate)
+        limits.exact = recipe_constraints(named, captured, replicate=replicate)
     for node, source in captured.sources.items():
-        limits.widen(blocks.renumbered(captured.names[node]), source.shape, grid.shape)
+        limits.widen(captured.names[node], source.shape, grid.shape)
     formulation = formulate(
         captured,
         grid,

@@ -28,25 +28,22 @@ from ..plans.layouts import REPLICATE, Placement, chunk_sizes, shard, shard_dim
 from ..plans.recipes import Recipe
 from .constraints import SPLIT, Constraint
 from .flows import Program, Spread
-from .folding import Blocks
 from .roles import Roles, find_roles
 
 __all__ = ["recipe_constraints"]
 
 
-def recipe_constraints(
-    recipe: Recipe, captured: Captured, blocks: Blocks, *, replicate: Sequence[str] = ()
-) -> dict[str, Constraint]:
+def recipe_constraints(recipe: Recipe, captured: Captured, *, replicate: Sequence[str] = ()) -> dict[str, Constraint]:
     """What `recipe` asks of the tensors and nodes of `captured`, by their names in the whole model.
 
     Raises RequestError when the model has nothing that a way of the recipe could split.
     """
-    return _Writer(recipe, captured, blocks, tuple(replicate)).run()
+    return _Writer(recipe, captured, tuple(replicate)).run()
 
 
 class _Writer:
-    def __init__(self, recipe: Recipe, captured: Captured, blocks: Blocks, replicate: tuple[str, ...]) -> None:
-        self.recipe, self.captured, self.blocks, self.replicate = recipe, captured, blocks, replicate
+    def __init__(self, recipe: Recipe, captured: Captured, replicate: tuple[str, ...]) -> None:
+        self.recipe, self.captured, self.replicate = recipe, captured, replicate
         self.mesh = recipe.mesh
         self.programs: dict[int, Program] = {}
         self.found: defaultdict[fx.Node, dict[int, Placement]] = defaultdict(dict)
@@ -60,7 +57,7 @@ class _Writer:
             self._sequence(axis)
         for axis in self.recipe.axes("tp", "tp-sp"):
             self._tensor(axis)
-        names = ((self.blocks.renumbered(self.captured.names[node]), pins) for node, pins in self.found.items())
+        names = ((self.captured.names[node], pins) for node, pins in self.found.items())
         return {
             name: Constraint(name=name, layout=tuple(pins.get(axis) for axis in range(self.mesh.ndim)))
             for name, pins in names
