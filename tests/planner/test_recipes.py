@@ -9,7 +9,8 @@ import pytest
 import torch
 from torch import nn
 
-from meshwright.planner.api import _capture, plan
+from meshwright.planner.api import plan
+from meshwright.planner.capturing import captured_by_blocks
 from meshwright.planner.constraints import Constraint, Constraints
 from meshwright.planner.recipes import recipe_constraints
 from meshwright.planner.verify import check
@@ -36,8 +37,8 @@ def plan_of(spec: str, mesh: str, recipe: str | None) -> Plan:
 
 def asked(spec: str, mesh: str, recipe: str) -> dict[str, Constraint]:
     """What a recipe asks of a model."""
-    captured, blocks = _capture(*model_of(spec), None, Constraints(), "pointwise", whole=False)
-    return recipe_constraints(Recipe.parse(recipe, Mesh.parse(mesh)), captured, blocks)
+    captured, _ = captured_by_blocks(*model_of(spec), None, Constraints(), "pointwise", whole=False)
+    return recipe_constraints(Recipe.parse(recipe, Mesh.parse(mesh)), captured)
 
 
 def layouts(found: Plan) -> dict[str, Layout]:
@@ -128,8 +129,8 @@ def test_roles_do_not_go_by_names() -> None:
             return ((a * b + c) @ self.p[3]).softmax(-1).square().mean()
 
     model, args = Nameless(), (torch.randn(4, 6, 8),)
-    captured, blocks = _capture(model, args, {}, None, Constraints(), "none", whole=False)
-    found = recipe_constraints(Recipe.parse("tp", Mesh.parse("2")), captured, blocks)
+    captured, _ = captured_by_blocks(model, args, {}, None, Constraints(), "none", whole=False)
+    found = recipe_constraints(Recipe.parse("tp", Mesh.parse("2")), captured)
     assert found["p.0"].layout == ("S(0)",) and found["p.1"].layout == ("S(1)",)
     assert "p.2" not in found
 
