@@ -13,8 +13,8 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from ..passes.footprint import PARTS, Footprint, Moment, footprint
 from ..passes.blocks import Run
+from ..passes.footprint import PARTS, Footprint, Moment, footprint
 from ..passes.graph import Captured, values_of
 from ..passes.local import Lookup
 from ..passes.lookup import PlanLookup

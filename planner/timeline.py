@@ -44,7 +44,7 @@ class Timeline:
         self.moment = {node: i for i, node in enumerate(self.order)}
         self._backward = {i for i, node in enumerate(self.order) if node in captured.backward}
         self.end = len(self.order)
-        self._middles = {path: self._middle(path) for path in formulation.blocks.cut}
+        self._middles = {run: self._middle(run) for run in formulation.blocks.cut}
         self.bytes: dict[Item, np.ndarray | Moved] = {}
         self._spans: dict[Item, list[tuple[int, int, int]]] = defaultdict(list)
         self._last: dict[fx.Node, int] = {}
