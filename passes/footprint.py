@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import dataclasses
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -48,10 +48,15 @@ class Moment:
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Footprint:
     """The moments of a rank's forward and of its backward, and the bytes of each of its sources, by name; `parameters`
-    and `gradients` name the sources that are parameters and those that get a gradient."""
+    and `gradients` name the sources that are parameters and those that get a gradient. `kept`, `saved` and `left` say
+    what is held at the end of the forward, at the start of the backward and at its end: bytes by part, by the captured
+    node that they are for."""
 
     forward: tuple[Moment, ...]
     backward: tuple[Moment, ...]
+    kept: Mapping[str, np.ndarray]
+    saved: Mapping[str, np.ndarray]
+    left: Mapping[str, np.ndarray]
     sources: dict[str, int]
     parameters: frozenset[str]
     gradients: frozenset[str]
@@ -117,6 +122,7 @@ def _walk(
         if isinstance(value, torch.Tensor):
             storages.see(value, "other")
     results, forward = run(parts.forward, list(given))
+    kept = storages.held()
     ends = results[: len(program.outputs)]
     flowing = {index: at for at, index in enumerate(program.outputs)}
     tangents = [torch.empty_like(ends[flowing[index]]) for index in program.tangents]
@@ -124,10 +130,16 @@ def _walk(
         storages.label(tangent, "other")
     saved = [*results[len(program.outputs) + len(program.mutations) :], *tangents]
     del results
-    _, backward = run(parts.backward, saved, names=program.gradients)
+    start = storages.held()
+    gradients, backward = run(parts.backward, saved, names=program.gradients)
+    left = storages.held()
+    del gradients
     return Footprint(
         forward=tuple(forward),
         backward=tuple(backward),
+        kept=kept,
+        saved=start,
+        left=left,
         sources=sources,
         parameters=frozenset(name for name in sources if kinds[name] == "parameter"),
         gradients=frozenset(program.gradients),
@@ -141,6 +153,7 @@ class _Storages(_torch.TorchDispatchMode):
         super().__init__()
         self.rounds_to = rounds_to
         self.alive: dict[int, tuple[int, int]] = {}
+        self.origins: dict[int, str] = {}
         self.now = [0] * len(PARTS)
         self.most, self.total, self.largest = list(self.now), 0, 0
 
@@ -174,6 +187,14 @@ class _Storages(_torch.TorchDispatchMode):
             self.now[_PART[part]] += size
             self.alive[key] = (size, _PART[part])
 
+    def held(self) -> dict[str, np.ndarray]:
+        """Bytes by part of what is alive, by the captured node that it is for."""
+        found: dict[str, np.ndarray] = {}
+        for key, name in self.origins.items():
+            size, part = self.alive[key]
+            found.setdefault(name, np.zeros(len(PARTS), dtype=np.int64))[part] += size
+        return found
+
     def beside(self, size: int) -> None:
         """Count `size` bytes that are there for a moment beside all that is alive."""
         if self.total + size > self.largest:
@@ -189,6 +210,7 @@ class _Storages(_torch.TorchDispatchMode):
 
     def _gone(self, key: int) -> None:
         size, part = self.alive.pop(key)
+        self.origins.pop(key, None)
         self.now[part] -= size
         self.total -= size
 
@@ -252,9 +274,12 @@ class _Run:
         before = list(self.storages.now)
         read = {t.untyped_storage()._cdata for source in node.all_input_nodes for t in _tensors(env[source])}
         for tensor in _tensors(env[node]):
+            own = tensor.untyped_storage()._cdata not in read
+            if own:
+                self.storages.origins[tensor.untyped_storage()._cdata] = origin
             if node in gradients:
                 self.storages.label(tensor, "gradients")
-            elif tensor.untyped_storage()._cdata not in read:
+            elif own:
                 self.storages.label(tensor, _MADE[kind])
         peak, named = np.array(self.storages.most), np.subtract(self.storages.now, before)
         if (peak + named >= 0).all():

@@ -47,6 +47,12 @@ class Blocks:
         """The kind of block that `name` lies in."""
         return next((found[1] for run in self.runs if (found := run.place(name)) is not None), None)
 
+    def block(self, name: str) -> tuple[Stamp, int] | None:
+        """The block that `name` lies in: its kind and its number."""
+        stamp = self.stamp(name)
+        number = None if stamp is None else stamp.number(name)
+        return None if stamp is None or number is None else (stamp, number)
+
     def pattern(self, name: str) -> str:
         """`name` with what stands for all blocks of its kind in place of the block's number."""
         stamp = self.stamp(name)

@@ -139,7 +139,7 @@ class _Builder:
         self.optimizer_s, self.constraints = optimizer_s, constraints
         self.catalogue = Strategies(mesh, replicate=replicate, wide=constraints.wide)
         self.transitions = Transitions(mesh, prices, wide=constraints.wide)
-        self.fusion = Fusion(captured, compiled=compiled)
+        self.fusion = Fusion(captured, compiled=compiled, blocks=blocks)
         self.decisions: list[Decision] = []
         self.by_key: dict[object, int] = {}
         self.of: dict[fx.Node, int] = {}

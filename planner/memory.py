@@ -21,7 +21,7 @@ from ..passes.lookup import PlanLookup
 from ..plans.layouts import Layout, shard_dim
 from ..plans.meshes import Mesh
 from ..plans.plan import Memory, Node, Plan
-from .folding import CAPTURED, Blocks
+from .folding import CAPTURED, MIDDLE, Blocks
 from .optimizers import Optimizer
 
 __all__ = ["Count", "counted"]
@@ -129,36 +129,41 @@ def _rank(
 
 
 def _per_block(walked: Footprint, blocks: Blocks, run: Run) -> np.ndarray:
-    """What one more block in `run` adds at each moment, by part, and at the step of the optimizer."""
+    """What one more block in `run` adds at each moment, by part, and at the step of the optimizer: its sources, and
+    what the middle one holds when the forward ends, when the backward begins and when that ends."""
     count = len(walked.forward)
     added = np.zeros((count + len(walked.backward) + 1, len(PARTS)), dtype=np.int64)
-    for name, size in walked.sources.items():
-        if blocks.captured(name) == (run, 1):
-            added[:, _PARAMETERS if name in walked.parameters else _OTHER] += size
-    # Blocks run in the order of their numbers forward, and the other way round backward.
-    for moments, first, (one, next_one, after) in ((walked.forward, 0, (0, 1, 2)), (walked.backward, count, (2, 1, 0))):
-        ops = _ops(moments, blocks, run)
-        shared = [(i, ops[next_one][name]) for name, i in ops[one].items() if name in ops[next_one]]
-        if not shared:
-            continue
-        growths = sorted((moments[b].after - moments[a].after for a, b in shared), key=lambda g: int(g.sum()))
-        grown = growths[len(growths) // 2]
-        left = min(ops[next_one].values())
-        right = min(ops[after].values(), default=len(moments))
-        added[first + right :] += grown
+    kept, saved, left = (_held(ends, blocks, run) for ends in (walked.kept, walked.saved, walked.left))
+    ahead, behind = _ops(walked.forward, blocks, run), _ops(walked.backward, blocks, run)
+    if ahead[MIDDLE]:
         # Within the middle block the last of the left-out ones counts, or the first: whichever holds more.
-        if grown.sum() > 0:
-            added[first + left : first + right] += grown
+        added[min(ahead[MIDDLE]) : count] += kept
+    if behind[MIDDLE]:
+        first, after = (count + min(ops, default=len(walked.backward)) for ops in (behind[MIDDLE], behind[0]))
+        added[count:first] += saved
+        added[first:after] += max(saved, left, key=np.sum)
+        added[after:] += left
+    else:
+        added[count:] += saved
+    for name, size in walked.sources.items():
+        if blocks.captured(name) == (run, MIDDLE):
+            added[:, _PARAMETERS if name in walked.parameters else _OTHER] += size
     return added
 
 
-def _ops(moments: Sequence[Moment], blocks: Blocks, run: Run) -> list[dict[str, int]]:
-    """For each captured block of `run`, its ops' moments by the ops' names without the block's number."""
-    found: list[dict[str, int]] = [{} for _ in range(CAPTURED)]
+def _held(ends: Mapping[str, np.ndarray], blocks: Blocks, run: Run) -> np.ndarray:
+    """Bytes by part of what the middle block of `run` made and holds."""
+    zero = np.zeros(len(PARTS), dtype=np.int64)
+    return sum((size for name, size in ends.items() if blocks.captured(name) == (run, MIDDLE)), start=zero)
+
+
+def _ops(moments: Sequence[Moment], blocks: Blocks, run: Run) -> list[list[int]]:
+    """For each captured block of `run`, the moments of its ops."""
+    found: list[list[int]] = [[] for _ in range(CAPTURED)]
     for index, moment in enumerate(moments):
         place = blocks.captured(moment.origin) if moment.op else None
         if place is not None and place[0] == run:
-            found[place[1]][blocks.pattern(moment.origin)] = index
+            found[place[1]].append(index)
     return found
 
 

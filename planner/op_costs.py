@@ -18,6 +18,7 @@ from ..cost_models.prices import Prices
 from ..passes.canonical import VIEWS
 from ..passes.graph import Captured, tensor_args, value_of, values_of
 from ..passes.naming import op_name
+from .folding import Blocks
 from .regions import region_seconds
 
 __all__ = ["Fusion", "Local", "dtype_name", "is_view", "op_seconds"]
@@ -66,11 +67,16 @@ def dtype_name(dtype: torch.dtype) -> str:
 
 
 class Fusion:
-    """Which reads and writes a compiled program leaves out. Without compilation, none."""
+    """Which reads and writes a compiled program leaves out. Without compilation, none.
 
-    def __init__(self, captured: Captured, *, compiled: bool) -> None:
+    What one block hands to another is written: a sum that runs on through all blocks would grow with depth, and
+    Inductor writes a value with several readers once it rests on more than a few buffers (`realize_reads_threshold`).
+    """
+
+    def __init__(self, captured: Captured, *, compiled: bool, blocks: Blocks) -> None:
         self.compiled = compiled
         self.backward = captured.backward
+        self._block = {node: blocks.block(name) for node, name in captured.names.items()}
         self.kept = {n for n in captured.results()}
         self._writes: dict[fx.Node, bool] = {}
 
@@ -79,7 +85,10 @@ class Fusion:
         source = _root(source)
         if not self.compiled or not _fusible(source) or not (_fusible(reader) or op_name(reader) in _FUSED_TAIL):
             return True
-        return (source in self.backward) != (reader in self.backward)
+        if (source in self.backward) != (reader in self.backward):
+            return True
+        ours, other = self._block.get(source), self._block.get(reader)
+        return ours is not None and other is not None and ours != other
 
     def writes(self, node: fx.Node) -> bool:
         """Whether the value of `node` reaches memory."""

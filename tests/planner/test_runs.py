@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -13,7 +15,8 @@ import meshwright
 from meshwright import Mesh, Plan
 from meshwright.passes.blocks import repeated_blocks
 from meshwright.passes.lookup import PlanLookup
-from meshwright.planner.api import draft, plan, solve_within
+from meshwright.passes.recompute import Recompute
+from meshwright.planner.api import draft, plan, within_rooms
 from meshwright.planner.recall import recall
 from meshwright.planner.verify import usual_cluster
 
@@ -86,48 +89,53 @@ def test_layers_of_one_op_are_no_period() -> None:
     assert repeated_blocks(nn.Sequential(*pairs)) == ()
 
 
-@pytest.mark.parametrize("recompute", ["none", "block"])
 @pytest.mark.parametrize(
-    ("kinds", "cut"),
+    ("kinds", "cut", "recompute"),
     [
-        ("ddeeeeee", 1),
-        pytest.param("dddddeeeeew", 2, marks=pytest.mark.slow),
-        ("dededededede", 1),
-        pytest.param("ddeddeddeddeddedd", 1, marks=pytest.mark.slow),
+        ("dddddeeeeew", 2, "block"),
+        *(
+            pytest.param(kinds, cut, recompute, marks=pytest.mark.slow)
+            for kinds, cut in (("ddeeeeee", 1), ("dededededede", 1), ("ddeddeddeddeddedd", 1), ("wdwddededededd", 1))
+            for recompute in ("none", "block")
+        ),
     ],
 )
-def test_captured_by_runs_is_captured_whole(kinds: str, cut: int, recompute: str) -> None:
-    """The same optimum, with and without a memory limit, the same memory and the same plan file."""
+def test_captured_by_runs_is_captured_whole(kinds: str, cut: int, recompute: Recompute) -> None:
+    """The same optimum, with and without a limit on what memory is estimated, and the same plans and counts of both."""
     torch.manual_seed(0)
     model, args, mesh = Stack(kinds), (torch.randn(64, WIDTH),), Mesh.of((2,))
-    found = []
-    for whole in (False, True):
-        prepared = draft(model, args, cluster=usual_cluster(mesh), mesh=mesh, recompute=recompute, whole=whole)  # type: ignore[arg-type]
-        assert len(prepared.blocks.cut) == (0 if whole else cut)
-        free = solve_within(prepared, gap=1e-9)
-        memory = prepared.timeline.memory(free.choices, None)
-        limited = draft(
-            model, args, cluster=usual_cluster(mesh), mesh=mesh, recompute=recompute, whole=whole,  # type: ignore[arg-type]
-            memory_limit_bytes=int(0.8 * memory.peak_bytes),
-        )  # fmt: skip
-        tight = limited.write(solve_within(limited, gap=1e-9))
-        found.append((free.objective_s, memory, tight, {node.name: node.count for node in tight.nodes}))
-    few, all_of_them = found
-    assert few[0] == pytest.approx(all_of_them[0], rel=1e-12)
-    assert few[1] == all_of_them[1]
-    assert few[2].predicted.step_time_s == pytest.approx(all_of_them[2].predicted.step_time_s, rel=1e-12)
-    assert few[2].model == all_of_them[2].model
-    assert few[3] == all_of_them[3]
+    few, all_of_them = (
+        draft(model, args, cluster=usual_cluster(mesh), mesh=mesh, recompute=recompute, whole=whole)
+        for whole in (False, True)
+    )
+    assert (len(few.blocks.cut), len(all_of_them.blocks.cut)) == (cut, 0)
+    room = math.inf
+    for _ in range(2):
+        found = []
+        for prepared in (few, all_of_them):
+            solution, _ = within_rooms(prepared, np.full(prepared.timeline.end + 1, room), 60.0, gap=1e-9)
+            found.append((solution, prepared.timeline.memory(solution.choices, None), prepared.write(solution)))
+        (one, estimate, plan_of_few), (other, whole_estimate, plan_of_all) = found
+        assert one.objective_s == pytest.approx(other.objective_s, rel=1e-12)
+        assert estimate.peak_bytes == whole_estimate.peak_bytes
+        assert plan_of_few.predicted.memory.peak_bytes == plan_of_all.predicted.memory.peak_bytes
+        assert plan_of_few.predicted.step_time_s == pytest.approx(plan_of_all.predicted.step_time_s, rel=1e-12)
+        assert plan_of_few.model == plan_of_all.model
+        assert {n.name: n.count for n in plan_of_few.nodes} == {n.name: n.count for n in plan_of_all.nodes}
+        room = 0.8 * estimate.peak_bytes
 
 
-@pytest.mark.parametrize("kinds", ["ddeeeee", "dededededd"])
-def test_a_plan_made_of_three_blocks_runs_all(kinds: str) -> None:
+@pytest.mark.parametrize(
+    ("kinds", "seeds"),
+    [("ddeeeee", 0), *(pytest.param(k, 2, marks=pytest.mark.slow) for k in ("ddeeeee", "dededededd"))],
+)
+def test_a_plan_made_of_three_blocks_runs_all(kinds: str, seeds: int) -> None:
     torch.manual_seed(0)
     model, args, mesh = Stack(kinds), (torch.randn(8, WIDTH),), Mesh.of((2,))
     made = plan(model, args, cluster=usual_cluster(mesh), mesh=mesh)
     assert Plan.from_bytes(made.to_bytes()) == made
     assert meshwright.check(model, args, mesh=mesh, plan=made, steps=2).equal
-    for seed in range(2):
+    for seed in range(seeds):
         report = meshwright.check(model, args, mesh=mesh, random=1, seed=seed, steps=2)
         assert report.equal, report
 
@@ -152,6 +160,7 @@ def test_names_of_a_run_are_found_by_the_number_of_any_block() -> None:
     assert "2 of layers.0-1, 6 of layers.2-7" in made.summary()
 
 
+@pytest.mark.slow
 def test_constraints_meet_the_blocks_of_every_run() -> None:
     torch.manual_seed(0)
     model, args = Stack("dddddeeeee"), (torch.randn(8, WIDTH),)
@@ -170,6 +179,7 @@ def test_constraints_meet_the_blocks_of_every_run() -> None:
     assert {name for name in some if "gate.weight" in name} == {f"layers.{n}.gate.weight" for n in ("6", "7", "5-9")}
 
 
+@pytest.mark.slow
 def test_only_the_run_that_a_constraint_divides_is_captured_whole() -> None:
     model, args = Stack("dddddeeeee"), (torch.randn(8, WIDTH),)
     for text, cut in (("layers.3.up.weight != R", 1), ("layers.0-4.up.weight != R", 2), ("layers.2-6.* != R", 0)):
@@ -218,6 +228,7 @@ def test_blocks_may_come_in_another_order() -> None:
     assert meshwright.check(model, args, mesh=Mesh.of((2,)), steps=2).equal
 
 
+@pytest.mark.slow
 def test_a_plan_is_recalled_by_a_deeper_model() -> None:
     torch.manual_seed(0)
     args = (torch.randn(8, WIDTH),)
