@@ -19,6 +19,7 @@ from .errors import (
 )
 from .explanation import Alternative, Explanation, Limit
 from .facts import Fact, facts_of
+from .health import Alarm, Health, Report
 from .layouts import (
     PARTIAL,
     REPLICATE,
@@ -59,6 +60,7 @@ from .version import VERSION
 
 __all__ = [
     "Adapted",
+    "Alarm",
     "Alternative",
     "Action",
     "Block",
@@ -74,6 +76,7 @@ __all__ = [
     "Explanation",
     "Fact",
     "Figure",
+    "Health",
     "Infeasible",
     "Layout",
     "Limit",
@@ -100,6 +103,7 @@ __all__ = [
     "REPLICATE",
     "Recipe",
     "ReplayError",
+    "Report",
     "RequestError",
     "Schedule",
     "Solver",

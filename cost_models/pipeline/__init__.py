@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 from .costs import StageCosts
+from .critical_path import CriticalPath
 from .simulate import Bubble, Simulation, simulate
 
-__all__ = ["Bubble", "Simulation", "StageCosts", "simulate"]
+__all__ = ["Bubble", "CriticalPath", "Simulation", "StageCosts", "simulate"]
