@@ -94,8 +94,14 @@ def footprint(
             held = [(v, local_shape(v.shape, o, mesh.shape, coordinate)) for v, o in pairs if v is not None and o]
             return [torch.empty(shape, dtype=value.dtype) for value, shape in held]
 
+        def piece_of(tangent: fx.Node) -> tuple[tuple[int, ...], torch.dtype]:
+            value, layout = tangent.meta["val"], lookup(captured.names[tangent]).outputs[0]
+            assert layout is not None
+            return local_shape(tuple(value.shape), layout, mesh.shape, coordinate), value.dtype
+
         with storages, torch.no_grad():
-            return _walk(program, captured, given, constants, _Run(storages, constants, made), early=early)
+            flowing = [piece_of(captured.tangents[index]) for index in program.tangents]
+            return _walk(program, captured, given, flowing, constants, _Run(storages, constants, made), early=early)
 
 
 def _fake(value: Any) -> bool:
@@ -106,6 +112,7 @@ def _walk(
     program: LocalProgram,
     captured: Captured,
     given: list[torch.Tensor],
+    flowing: Sequence[tuple[tuple[int, ...], torch.dtype]],
     constants: dict[str, Any],
     run: _Run,
     *,
@@ -123,9 +130,7 @@ def _walk(
             storages.see(value, "other")
     results, forward = run(parts.forward, list(given))
     kept = storages.held()
-    ends = results[: len(program.outputs)]
-    flowing = {index: at for at, index in enumerate(program.outputs)}
-    tangents = [torch.empty_like(ends[flowing[index]]) for index in program.tangents]
+    tangents = [torch.empty(shape, dtype=dtype) for shape, dtype in flowing]
     for tangent in tangents:
         storages.label(tangent, "other")
     saved = [*results[len(program.outputs) + len(program.mutations) :], *tangents]

@@ -51,6 +51,8 @@ class Places:
         self.light = light_ops(captured)
         self.falls = (captured.backward | set(captured.tangents.values())) - self.light
         self.of: dict[fx.Node, int] = {}
+        # Where each backward op would run if its data were there.
+        self.wanted: dict[fx.Node, int] = {}
         self._place_forward(starts)
         self._place_backward()
         self.parts = self._parts()
@@ -89,6 +91,7 @@ class Places:
                 wanted = self.of[source]
             elif again.get(node) in self.of:
                 wanted = self.of[again[node]]
+            self.wanted[node] = max(least[node], wanted)
             self.of[node] = max(least[node], min(most, wanted))
 
     def _homes(self) -> dict[str, int]:

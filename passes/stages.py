@@ -165,8 +165,9 @@ class _Builder:
 
     def _sources(self, read: set[fx.Node], receives: list[fx.Node]) -> dict[fx.Node, Source]:
         found: dict[fx.Node, Source] = {}
+        held = self._held()
         for node, source in self.captured.sources.items():
-            if node in read or source.name in self._held():
+            if node in read or source.name in held:
                 found[self._placeholder(node)] = source
         for node in receives:
             value = self._boundary(node)
@@ -181,9 +182,10 @@ class _Builder:
         return found
 
     def _held(self) -> set[str]:
-        """Sources that nothing here reads but that are this stage's to keep: changed buffers, unused ones by the
-        last."""
+        """Sources that nothing here needs to read but that are this stage's to keep: what gets a gradient here, changed
+        buffers, unused ones by the last."""
         changed = {n for n, v in self.captured.mutations.items() if self.places.of.get(v, 0) == self.index}
+        changed |= {n for n, parts in self.places.parts.items() if self.index in parts}
         if self.index != self.places.stages - 1:
             return changed
         unused = {s.name for n, s in self.captured.sources.items() if s.kind != "input" and not n.users}
@@ -230,5 +232,6 @@ class _Builder:
         for node, source in self.captured.sources.items():
             if source.kind == "parameter" and source.name in {s.name for s in sources.values()}:
                 stages = {self.places.of[u] for u in node.users if u in self.places.of}
+                stages |= set(self.places.parts.get(source.name, ()))
                 if stages - {self.index}:
                     yield source.name

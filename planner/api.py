@@ -218,9 +218,11 @@ def draft(
     on_progress: Progress | None = None,
     whole: bool = False,
     held: bool = True,
+    microbatches: int = 1,
 ) -> Draft:
     """Capture `model` and set up its problem; arguments as for `plan`. `whole` captures every block of a deep model,
-    `held` False leaves the layouts that constraints rule out in the problem (see `Scenario`)."""
+    `held` False leaves the layouts that constraints rule out in the problem (see `Scenario`); of `microbatches` the
+    inputs are one."""
     where = Cluster.parse(cluster) if isinstance(cluster, str) else cluster
     grid = usual_mesh(where) if mesh is None else Mesh.parse(mesh) if isinstance(mesh, str) else mesh
     updates = Optimizer.of(optimizer)
@@ -258,6 +260,7 @@ def draft(
         optimizer_s=lambda size: np.where(updates.passes > 0, prices.memory_s(updates.passes * size), 0.0),
         constraints=limits,
         replicate=replicate,
+        microbatches=microbatches,
     )
     limits.check_used()
     options = Options(

@@ -30,11 +30,11 @@ from .strategies import EXTREMES, Strategies, Strategy
 from .transitions import Transitions, TransitionTable
 from .ways import WRITTEN_OUT, Way
 
-__all__ = ["Decision", "Formulation", "Reading", "formulate"]
+__all__ = ["NOT_HIDDEN", "Decision", "Formulation", "Reading", "behind_what", "formulate"]
 
 Kind = Literal["source", "tangent", "op", "hub", "output"]
 # Hidden communication takes a share of memory bandwidth and of the multiprocessors: this part of it is never hidden.
-_NOT_HIDDEN = 0.02
+NOT_HIDDEN = 0.02
 
 
 @dataclass(slots=True, kw_only=True)
@@ -89,6 +89,7 @@ class Formulation:
     blocks: Blocks
     grads: list[Reading]
     hidden: dict[Pair, np.ndarray]
+    microbatches: int = 1
     _owners: dict[tuple[str, str], Decision] = field(default_factory=dict)
 
     def owner(self, decision: Decision) -> Decision:
@@ -115,11 +116,13 @@ def formulate(
     optimizer_s: Callable[[np.ndarray], np.ndarray],
     constraints: Constraints | None = None,
     replicate: Sequence[str] = (),
+    microbatches: int = 1,
 ) -> Formulation:
     """Build the problem without memory rows. `optimizer_s` maps local parameter bytes to seconds of the update;
-    ops named in `replicate` may run whole on every device where they have no rule."""
+    ops named in `replicate` may run whole on every device where they have no rule. What is done once in a step of
+    several `microbatches`, reducing gradients and updating, counts for one of them by its share."""
     return _Builder(
-        captured, mesh, prices, blocks, compiled, optimizer_s, constraints or Constraints(), replicate
+        captured, mesh, prices, blocks, compiled, optimizer_s, constraints or Constraints(), replicate, microbatches
     ).run()
 
 
@@ -134,7 +137,9 @@ class _Builder:
         optimizer_s: Callable,
         constraints: Constraints,
         replicate: Sequence[str],
+        microbatches: int,
     ) -> None:
+        self.microbatches = microbatches
         self.captured, self.mesh, self.prices, self.blocks = captured, mesh, prices, blocks
         self.optimizer_s, self.constraints = optimizer_s, constraints
         self.catalogue = Strategies(mesh, replicate=replicate, wide=constraints.wide)
@@ -182,6 +187,7 @@ class _Builder:
             blocks=self.blocks,
             grads=self.grads,
             hidden=self.hidden,
+            microbatches=self.microbatches,
         )
 
     # -- decisions ---------------------------------------------------------------------------------------------------
@@ -382,7 +388,7 @@ class _Builder:
         count = len(decision.strategies)
         node = decision.node
         if decision.kind == "source" and node in self.parameters and self.captured.sources[node].requires_grad:  # type: ignore[index]
-            return self.optimizer_s(self._local(decision, 0).bytes)
+            return self.optimizer_s(self._local(decision, 0).bytes) / self.microbatches
         if decision.kind != "op" or node is None:
             return np.zeros(count)
         ins = [self._input_local(decision, at, source) for at, source in enumerate(tensor_args(node))]
@@ -410,12 +416,12 @@ class _Builder:
         shown: dict[tuple, Reading] = {}
         hubs: set[tuple] = set()
         names = self.captured.names
-        for reading in (*self.readings, *self.grads):
+        for reading, part in (*((r, 1.0) for r in self.readings), *((r, 1 / self.microbatches) for r in self.grads)):
             start, output = (reading.source, reading.output) if reading.via is None else (reading.via, 0)
             at = reading.at if self.decisions[reading.reader].kind == "op" else None
             hides = reading.early or self.decisions[reading.reader].node in self.parameters
             key = (start, output, reading.reader, at, reading.backward, hides)
-            weights[key] += self.blocks.uses(names[reading.of], names[reading.node])
+            weights[key] += part * self.blocks.uses(names[reading.of], names[reading.node])
             shown[key] = reading
             if reading.via is not None and (reading.of, reading.output, reading.backward) not in hubs:
                 hubs.add((reading.of, reading.output, reading.backward))
@@ -463,22 +469,15 @@ class _Builder:
             return
         pair = (source, reader) if source < reader else (reader, source)
         if hides:
-            exposed = np.maximum(cost * _NOT_HIDDEN, cost - self._window(a, b, reading) * weight)
+            exposed = np.maximum(
+                cost * NOT_HIDDEN,
+                cost - behind_what(a, b, self.decisions[reading.reader], gradient=reading in self.grads) * weight,
+            )
             behind = np.where(np.isfinite(cost), cost - np.where(np.isfinite(cost), exposed, 0.0), 0.0)
             _add(self.hidden, pair, behind if source < reader else behind.T)
             cost = exposed
         cost = cost if source < reader else cost.T
         _add(self.edges, pair, cost)
-
-    def _window(self, source: Decision, reader: Decision, reading: Reading) -> np.ndarray:
-        """Compute seconds that a move can hide behind, per choice of source and reader."""
-        if reading in self.grads:
-            return source.seconds[:, None] if source.kind == "op" else np.zeros((1, 1))
-        if reader.kind == "op":
-            return reader.seconds[None, :]
-        return np.full(
-            (1, 1), self.decisions[reading.reader].seconds.min()
-        )  # a hub: the least that its first reader takes
 
 
 def _add(matrices: dict[Pair, Any], pair: Pair, cost: Any) -> None:
@@ -488,3 +487,13 @@ def _add(matrices: dict[Pair, Any], pair: Pair, cost: Any) -> None:
 def extremes(layout: Layout) -> bool:
     """Whether a layout holds partial maxima or minima."""
     return any(p in EXTREMES for p in layout)
+
+
+def behind_what(source: Decision, target: Decision, reader: Decision, *, gradient: bool) -> np.ndarray:
+    """Compute seconds that a move from `source` to `target` can hide behind, per choice of the two: a gradient's behind
+    the op that made it, a parameter's behind its reader (of several, through a hub, the least of the first)."""
+    if gradient:
+        return source.seconds[:, None] if source.kind == "op" else np.zeros((1, 1))
+    if target.kind == "op":
+        return target.seconds[None, :]
+    return np.full((1, 1), reader.seconds.min())

@@ -10,6 +10,7 @@ counts are taken at moments in the first and the last block, between which memor
 
 from __future__ import annotations
 
+import copy
 from collections import defaultdict
 from collections.abc import Sequence
 
@@ -30,6 +31,7 @@ from .ways import Moved
 
 __all__ = ["Timeline"]
 
+_HELD = ("parameters", "gradients", "optimizer")
 Item = tuple[str, "int | Pair", tuple]
 
 
@@ -54,6 +56,21 @@ class Timeline:
             np.stack([self._counted(item) for item in self.items]) if self.items else np.zeros((0, self.end + 1))
         )
         self.valid = self._valid()
+
+    def staged(self, ranks: int, in_flight: int) -> Timeline:
+        """The same for a pipeline rank that holds one in `ranks` of the model and what `in_flight` micro-batches save:
+        parameters, gradients and optimizer divided by the ranks, activations too but one set per micro-batch, and what
+        comes and goes within an op as it is."""
+        staged = copy.copy(self)
+        if not self.items:
+            return staged
+        held = np.array([item[0] in _HELD for item in self.items])[:, None]
+        forward = self.end - len(self._backward)
+        saved = np.where(held, 0.0, self.counts[:, max(0, forward - 1)][:, None])
+        whole = self.counts.max(axis=1, keepdims=True)
+        passing = np.where(saved > 0, 0.0, self.counts)
+        staged.counts = np.where(held, whole / ranks, saved * (in_flight / ranks) + passing)
+        return staged
 
     def row(self, moment: int, limit: float) -> Row:
         """The hard row that keeps what is alive at `moment` within `limit` bytes."""
