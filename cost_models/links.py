@@ -16,7 +16,7 @@ from ..plans.errors import RequestError
 from ..plans.meshes import Mesh
 from .devices import Device, DeviceLink, load_device
 
-__all__ = ["AxisLink", "axis_link", "check_size", "cluster_links"]
+__all__ = ["AxisLink", "axis_link", "check_size", "cluster_links", "pipeline_mesh"]
 
 _INTRA_NAMES = ("intra_node", "intra-node", "intra")
 _INTER_NAMES = ("inter_node", "inter-node", "inter", "nic")
@@ -57,6 +57,13 @@ def check_size(cluster: Cluster, mesh: Mesh) -> None:
             f"'mesh' must have one rank per device, got {mesh} = {mesh.size} ranks on {cluster.nodes} x "
             f"{cluster.devices_per_node} = {devices} devices; give a mesh or a cluster of the other's size"
         )
+
+
+def pipeline_mesh(mesh: Mesh, ranks: int) -> Mesh:
+    """All devices of a pipeline of `ranks`, each with a mesh like `mesh` on devices in a row; RequestError for more
+    axes than a mesh can have."""
+    name = next(name for name in ("pp", "pipeline", "stage_rank", "pp_") if name not in mesh.axis_names)
+    return Mesh((ranks, *mesh.shape), (name, *mesh.axis_names))
 
 
 def cluster_links(cluster: Cluster, device: Device) -> tuple[DeviceLink, DeviceLink]:

@@ -10,7 +10,7 @@ from ..plans.meshes import Mesh
 from . import collectives, kernels
 from .devices import Device, load_device
 from .kernels import Numbers, Times
-from .links import AxisLink, axis_link, check_size
+from .links import AxisLink, axis_link, check_size, pipeline_mesh
 
 __all__ = ["Prices"]
 
@@ -40,20 +40,23 @@ class Prices:
         compiled: bool,
         device: Device | None = None,
         attention: str | None = None,
+        stage_of: int = 1,
     ) -> Prices:
-        """Data-sheet prices of `cluster`, or those of a calibrated `device`.
+        """Data-sheet prices of `cluster`, or those of a calibrated `device`; of a pipeline of `stage_of` ranks, each
+        with a mesh of its own on neighbouring devices, `mesh` is one.
 
         RequestError when the device is unknown or mesh and cluster differ in size. A cluster's `memory_bytes` is taken
         as what a rank may fill; else it is the device's memory less the framework's constant.
         """
-        check_size(cluster, mesh)
+        whole = mesh if stage_of == 1 else pipeline_mesh(mesh, stage_of)
+        check_size(cluster, whole)
         sheet = device or load_device(cluster.device)
         sheet.attention_kernel(attention)
         return cls(
             device=sheet,
-            axes=tuple(axis_link(cluster, mesh, axis, sheet) for axis in range(mesh.ndim)),
+            axes=tuple(axis_link(cluster, whole, axis, sheet) for axis in range(whole.ndim - mesh.ndim, whole.ndim)),
             launch_s=sheet.launch_overhead_compiled_s if compiled else sheet.launch_overhead_s,
-            capacity_bytes=cluster.least_memory_bytes(mesh.size) or sheet.memory_bytes - sheet.framework_constant_bytes,
+            capacity_bytes=cluster.least_memory_bytes(whole.size) or sheet.memory_bytes - sheet.framework_constant_bytes,
             source=f"{'datasheet' if device is None else 'device'} {sheet.name} v{sheet.version}",
             attention=attention,
         )

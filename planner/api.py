@@ -219,10 +219,11 @@ def draft(
     whole: bool = False,
     held: bool = True,
     microbatches: int = 1,
+    stage_of: int = 1,
 ) -> Draft:
     """Capture `model` and set up its problem; arguments as for `plan`. `whole` captures every block of a deep model,
     `held` False leaves the layouts that constraints rule out in the problem (see `Scenario`); of `microbatches` the
-    inputs are one."""
+    inputs are one; `mesh` is that of one rank of a pipeline of `stage_of`."""
     where = Cluster.parse(cluster) if isinstance(cluster, str) else cluster
     grid = usual_mesh(where) if mesh is None else Mesh.parse(mesh) if isinstance(mesh, str) else mesh
     updates = Optimizer.of(optimizer)
@@ -232,7 +233,7 @@ def draft(
         raise RequestError(f"'memory_limit_bytes' must be positive, got {memory_limit_bytes}")
     limits = Constraints.of(constraints, grid.ndim, held=held)
     named = None if recipe is None else Recipe.parse(recipe, grid)
-    prices = Prices.of(where, grid, compiled=compiled)
+    prices = Prices.of(where, grid, compiled=compiled, stage_of=stage_of)
     if on_progress is not None:
         on_progress("capture", 0.0, 0.0)
     dims = dynamic_dims(model, args, kwargs or {}, dynamic)

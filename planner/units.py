@@ -14,6 +14,7 @@ import torch
 from torch import fx
 
 from ..passes.again import computed_again
+from ..passes.blocks import Run
 from ..passes.footprint import PARTS, Footprint, footprint
 from ..passes.graph import Captured
 from ..passes.local import Lookup
@@ -24,7 +25,6 @@ from ..passes.stages import StageProgram, cut_stages
 from ..plans.layouts import local_shape
 from ..plans.meshes import Mesh
 from ..plans.plan import Plan
-from ..passes.blocks import Run
 from .folding import MIDDLE, Blocks
 from .optimizers import Optimizer
 from .shares import Shares

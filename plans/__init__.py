@@ -37,7 +37,7 @@ from .layouts import (
 from .likeness import Departure, Likeness
 from .meshes import Mesh
 from .migration import Carried, Migration, Missing, Move, Place, carried, migrate
-from .pipelines import Pipeline, Stage
+from .pipelines import Pipeline, Stage, StageCost
 from .plan import (
     Block,
     Edge,
@@ -108,6 +108,7 @@ __all__ = [
     "Schedule",
     "Solver",
     "Stage",
+    "StageCost",
     "Step",
     "Tensor",
     "TimedAction",

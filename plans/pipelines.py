@@ -4,6 +4,7 @@ work.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import cached_property
 from typing import Annotated
 
@@ -13,17 +14,37 @@ from .actions import parse_action
 from .errors import RequestError
 from .schedules import Schedule
 
-__all__ = ["Pipeline", "Stage"]
+__all__ = ["Pipeline", "Stage", "StageCost"]
 
+Seconds = Annotated[float, Meta(ge=0.0, le=1e15)]
+Bytes = Annotated[int, Meta(ge=0, le=2**60)]
 Place = Annotated[int, Meta(ge=0, lt=2**16)]
+
+
+class StageCost(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """What a stage is predicted to cost on one device: seconds of forward, input and weight gradient, and of handing on
+    its result to another rank, each of one micro-batch; seconds of reducing gradients and updating, once in a step;
+    bytes that a micro-batch leaves from its forward to its backward, bytes held throughout, and the most bytes beside
+    these within one action."""
+
+    forward_s: Seconds
+    input_gradient_s: Seconds
+    weight_gradient_s: Seconds
+    send_s: Seconds
+    step_s: Seconds
+    saved_bytes: Bytes
+    held_bytes: Bytes
+    passing_bytes: Bytes
 
 
 class Stage(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """One stage: it begins with the first op, in the order of the forward, whose name is `first` or lies in the module
-    of that path (empty for the first op of all), and is held by pipeline rank `rank`."""
+    of that path (empty for the first op of all), and is held by pipeline rank `rank`. `cost` is None in a pipeline that
+    nobody priced."""
 
     first: Annotated[str, Meta(max_length=1024)]
     rank: Place
+    cost: StageCost | None = None
 
 
 class Pipeline(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, dict=True):
@@ -39,9 +60,11 @@ class Pipeline(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, di
     schedule: Annotated[tuple[Annotated[str, Meta(max_length=2**24)], ...], Meta(min_length=1, max_length=2**16)]
 
     @classmethod
-    def of(cls, firsts: tuple[str, ...], schedule: Schedule) -> Pipeline:
-        """The pipeline whose stage s begins with `firsts[s]`, run by `schedule`."""
-        stages = tuple(Stage(first=f, rank=r) for f, r in zip(firsts, schedule.placement, strict=True))
+    def of(cls, firsts: Sequence[str], schedule: Schedule, costs: Sequence[StageCost] = ()) -> Pipeline:
+        """The pipeline whose stage s begins with `firsts[s]` and costs `costs[s]`, run by `schedule`."""
+        priced = costs or [None] * len(firsts)
+        parts = zip(firsts, schedule.placement, priced, strict=True)
+        stages = tuple(Stage(first=first, rank=rank, cost=cost) for first, rank, cost in parts)
         rows = tuple(" ".join(str(a) for a in row if a.is_compute) for row in schedule.actions)
         return cls(ranks=schedule.ranks, microbatches=schedule.microbatches, stages=stages, schedule=rows)
 
