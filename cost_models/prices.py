@@ -56,7 +56,8 @@ class Prices:
             device=sheet,
             axes=tuple(axis_link(cluster, whole, axis, sheet) for axis in range(whole.ndim - mesh.ndim, whole.ndim)),
             launch_s=sheet.launch_overhead_compiled_s if compiled else sheet.launch_overhead_s,
-            capacity_bytes=cluster.least_memory_bytes(whole.size) or sheet.memory_bytes - sheet.framework_constant_bytes,
+            capacity_bytes=cluster.least_memory_bytes(whole.size)
+            or sheet.memory_bytes - sheet.framework_constant_bytes,
             source=f"{'datasheet' if device is None else 'device'} {sheet.name} v{sheet.version}",
             attention=attention,
         )

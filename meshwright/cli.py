@@ -100,6 +100,15 @@ def app() -> None:
     """
 
 
+def count_or_auto(option: str, text: str | None) -> int | str | None:
+    """A number from 1 up, or 'auto'."""
+    if text is None or text == "auto":
+        return text
+    if not re.fullmatch(r"[1-9]\d{0,5}", text):
+        raise RequestError(f"'{option}' must be a whole number from 1 up, or auto, got {text[:60]!r}")
+    return int(text)
+
+
 def _model_options(command: Any) -> Any:
     """The options that say how large the model's inputs are and how much of the model is taken."""
     for option in (
@@ -136,6 +145,11 @@ app.add_command(simulate_command)
     show_default=True,
     help="Stop this near to the bound, relatively.",
 )
+@click.option("--pipeline", help="How many pipeline ranks, or auto; --mesh is then that of one rank.")
+@click.option("--microbatches", help="Equal parts that the batch is run in, or auto.  [default: auto with a pipeline]")
+@click.option(
+    "--schedule", default="auto", show_default=True, help="Of a pipeline: auto, 1f1b, interleaved:2, zb-h1..."
+)
 @click.option("--warm", help="Start the search from this plan.")
 @click.option("--cache", help="A folder of solved plans: the same problem is not solved twice.")
 @click.option("-o", "--output", help="Write the plan file here.")
@@ -158,6 +172,9 @@ def plan_command(
     replicate: tuple[str, ...],
     time_limit: float | None,
     gap: float,
+    pipeline: str | None,
+    microbatches: str | None,
+    schedule: str,
     warm: str | None,
     cache: str | None,
     output: str | None,
@@ -190,6 +207,9 @@ def plan_command(
             time_limit_s=time_limit or 60.0,
             gap=gap,
             on_progress=on_progress,
+            pipeline=count_or_auto("--pipeline", pipeline),
+            microbatches=count_or_auto("--microbatches", microbatches),
+            schedule=schedule,
             warm=None if warm is None else Plan.load(warm),
             cache=cache,
         )

@@ -62,10 +62,24 @@ def plan_object(plan: Plan, usage: Usage) -> dict[str, Any]:
         "memory_bytes_per_rank": predicted.memory.peak_bytes,
         "gap": plan.solver.gap,
         "mesh": dict(zip(plan.mesh.axis_names, plan.mesh.shape, strict=True)),
-        "pipeline": None,
+        "pipeline": _pipeline(plan),
         "recipe": str(plan.recipe()),
         "digest": plan.digest(),
         **usage.fields(),
+    }
+
+
+def _pipeline(plan: Plan) -> dict[str, Any] | None:
+    """What the pipeline is, without its schedule."""
+    found = plan.pipeline
+    if found is None:
+        return None
+    return {
+        "ranks": found.ranks,
+        "microbatches": found.microbatches,
+        "stages": [stage.first for stage in found.stages],
+        "placement": [stage.rank for stage in found.stages],
+        "bubble_fraction": found.bubble_fraction,
     }
 
 

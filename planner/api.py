@@ -126,6 +126,9 @@ def plan(
     on_progress: Progress | None = None,
     warm: Plan | None = None,
     cache: str | os.PathLike[str] | None = None,
+    pipeline: int | Literal["auto"] | None = None,
+    microbatches: int | Literal["auto"] | None = None,
+    schedule: str = "auto",
 ) -> Plan:
     """The fastest plan found for one training step of `model` on `cluster`, with the proven gap to the best one.
 
@@ -143,16 +146,25 @@ def plan(
     gap, time_limit_s     when the solver may stop: the relative distance to the bound, seconds
     warm                  a plan to start the search from, e.g. one for the same model under another limit
     cache                 a folder of solved plans: the same problem is not solved twice (see planner/cache.py)
+    pipeline              how many pipeline ranks, or auto; `mesh` is then that of one rank
+    microbatches          equal parts along dim 0 that the batch is run in, or auto, as with a pipeline
+    schedule              auto, or a published one: 1f1b, interleaved:2, zb-h1, ... (see docs/how-to-run-a-pipeline.md)
 
     Raises RequestError (a CaptureError when the model cannot be captured as it is) or Infeasible.
     """
-    prepared, solution = plan_draft(
-        model, args, kwargs, cluster=cluster, mesh=mesh, loss=loss, constraints=constraints, recipe=recipe,
-        optimizer=optimizer, compiled=compiled, recompute=recompute, memory_limit_bytes=memory_limit_bytes,
-        replicate=replicate, name=name, dynamic=dynamic, rules=rules,
-        time_limit_s=time_limit_s, gap=gap, solver=solver, on_progress=on_progress,
-        warm=warm, cache=cache,
+    request: dict[str, Any] = dict(
+        cluster=cluster, mesh=mesh, loss=loss, constraints=constraints, recipe=recipe, optimizer=optimizer,
+        compiled=compiled, recompute=recompute, memory_limit_bytes=memory_limit_bytes, replicate=replicate, name=name,
+        dynamic=dynamic, rules=rules, time_limit_s=time_limit_s, gap=gap, solver=solver, on_progress=on_progress,
     )  # fmt: skip
+    if pipeline is not None or microbatches is not None:
+        from .degrees import choose_degrees
+
+        if warm is not None or cache is not None:
+            raise RequestError("'warm' and 'cache' must be left out with 'pipeline' or 'microbatches', got one of them")
+        degrees = {"pipeline": 1 if pipeline is None else pipeline, "microbatches": microbatches or "auto"}
+        return choose_degrees(model, args, kwargs or {}, schedule=schedule, **degrees, **request)
+    prepared, solution = plan_draft(model, args, kwargs, warm=warm, cache=cache, **request)
     return prepared.write(solution)
 
 
@@ -220,10 +232,12 @@ def draft(
     held: bool = True,
     microbatches: int = 1,
     stage_of: int = 1,
+    known: tuple[Captured, Blocks] | None = None,
 ) -> Draft:
     """Capture `model` and set up its problem; arguments as for `plan`. `whole` captures every block of a deep model,
     `held` False leaves the layouts that constraints rule out in the problem (see `Scenario`); of `microbatches` the
-    inputs are one; `mesh` is that of one rank of a pipeline of `stage_of`."""
+    inputs are one; `mesh` is that of one rank of a pipeline of `stage_of`; `known` is the same model, loss, inputs and
+    recomputation captured before."""
     where = Cluster.parse(cluster) if isinstance(cluster, str) else cluster
     grid = usual_mesh(where) if mesh is None else Mesh.parse(mesh) if isinstance(mesh, str) else mesh
     updates = Optimizer.of(optimizer)
@@ -237,14 +251,17 @@ def draft(
     if on_progress is not None:
         on_progress("capture", 0.0, 0.0)
     dims = dynamic_dims(model, args, kwargs or {}, dynamic)
-    with interrupts_wait():
-        captured, blocks = captured_by_blocks(model, args, kwargs or {}, loss, limits, recompute, whole=whole)
-        attach_rules(captured, rules)
-        for call in dims.calls:
-            few = with_fewer_blocks(model, blocks.cut)
-            other = capture(few, *call, loss=loss, recompute=recompute, again=captured.again)
-            attach_rules(other, rules)
-            attach(captured, other)
+    if known is None:
+        with interrupts_wait():
+            captured, blocks = captured_by_blocks(model, args, kwargs or {}, loss, limits, recompute, whole=whole)
+            attach_rules(captured, rules)
+            for call in dims.calls:
+                few = with_fewer_blocks(model, blocks.cut)
+                other = capture(few, *call, loss=loss, recompute=recompute, again=captured.again)
+                attach_rules(other, rules)
+                attach(captured, other)
+    else:
+        captured, blocks = known
     if on_progress is not None:
         on_progress("price", 0.0, 0.0)
     if named is not None:

@@ -6,7 +6,7 @@ seconds, its share of input and weight gradient and its bytes are those of the v
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -215,6 +215,7 @@ def _sent(stage: StageProgram, find: Lookup, mesh: Mesh) -> int:
     for at, name in enumerate(stage.sends):
         value = named[name].meta["val"]
         layout = find(f"output.{at}::output").outputs[0]
+        assert layout is not None
         shape = local_shape(tuple(value.shape), layout, mesh.shape, (0,) * mesh.ndim)
         total += int(np.prod(shape, dtype=np.int64)) * value.element_size()
     return total

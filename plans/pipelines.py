@@ -49,7 +49,8 @@ class Stage(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
 
 class Pipeline(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, dict=True):
     """Stages in the order of the model; `schedule` holds, per pipeline rank, its compute actions in order, separated
-    by spaces, in the text form of torch.distributed.pipelining.
+    by spaces, in the text form of torch.distributed.pipelining. `bubble_fraction` is the share of the step, until the
+    last action ends, that the ranks are predicted to idle; None where nobody priced it.
 
     Pipeline rank r is played by the ranks r * n to r * n + n - 1, where n is the size of the plan's mesh.
     """
@@ -58,15 +59,28 @@ class Pipeline(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, di
     microbatches: Annotated[int, Meta(ge=1, le=2**20)]
     stages: Annotated[tuple[Stage, ...], Meta(min_length=1, max_length=2**16)]
     schedule: Annotated[tuple[Annotated[str, Meta(max_length=2**24)], ...], Meta(min_length=1, max_length=2**16)]
+    bubble_fraction: Annotated[float, Meta(ge=0.0, le=1.0)] | None = None
 
     @classmethod
-    def of(cls, firsts: Sequence[str], schedule: Schedule, costs: Sequence[StageCost] = ()) -> Pipeline:
+    def of(
+        cls,
+        firsts: Sequence[str],
+        schedule: Schedule,
+        costs: Sequence[StageCost] = (),
+        bubble_fraction: float | None = None,
+    ) -> Pipeline:
         """The pipeline whose stage s begins with `firsts[s]` and costs `costs[s]`, run by `schedule`."""
         priced = costs or [None] * len(firsts)
         parts = zip(firsts, schedule.placement, priced, strict=True)
         stages = tuple(Stage(first=first, rank=rank, cost=cost) for first, rank, cost in parts)
         rows = tuple(" ".join(str(a) for a in row if a.is_compute) for row in schedule.actions)
-        return cls(ranks=schedule.ranks, microbatches=schedule.microbatches, stages=stages, schedule=rows)
+        return cls(
+            ranks=schedule.ranks,
+            microbatches=schedule.microbatches,
+            stages=stages,
+            schedule=rows,
+            bubble_fraction=bubble_fraction,
+        )
 
     @cached_property
     def order(self) -> Schedule:

@@ -1,0 +1,184 @@
+"""Which pipeline degree, mesh inside of it and number of micro-batches: tried one by one, the most promising first.
+
+Anytime: the best plan so far is kept, and degrees are left out when their least work, shared out evenly over all ranks
+without any idle time, already takes longer than it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from torch import nn
+
+from ..passes.graph import Captured
+from ..passes.microbatches import splits
+from ..passes.recompute import Recompute
+from ..passes.trees import flatten_call
+from ..plans.clusters import Cluster
+from ..plans.errors import Infeasible, RequestError
+from ..plans.meshes import Mesh
+from ..plans.plan import Plan
+from .api import Draft
+from .folding import Blocks
+from .pipelined import Degrees, Joined, joined_draft, solve_joined
+from .solver import Progress
+
+__all__ = ["choose_degrees", "degrees_to_try"]
+
+_MOST_RANKS = 16
+# Micro-batches per pipeline rank, the usual first.
+_PER_RANK = (4, 8, 2, 16, 1, 32)
+# The least seconds that a search of one set of degrees gets.
+_LEAST_S = 5.0
+
+
+def choose_degrees(
+    model: nn.Module,
+    args: Sequence[Any],
+    kwargs: dict[str, Any],
+    *,
+    cluster: Cluster | str,
+    mesh: Mesh | str | None,
+    pipeline: int | Literal["auto"],
+    microbatches: int | Literal["auto"],
+    schedule: str = "auto",
+    recompute: Recompute | Literal["auto"] = "auto",
+    time_limit_s: float = 60.0,
+    gap: float = 1e-3,
+    solver: str = "highs",
+    on_progress: Progress | None = None,
+    **request: Any,
+) -> Plan:
+    """The fastest plan over the degrees that `pipeline`, `mesh` and `microbatches` leave open; others as for `plan`.
+
+    Raises Infeasible when no degrees have a plan within memory.
+    """
+    where = Cluster.parse(cluster) if isinstance(cluster, str) else cluster
+    grid = Mesh.parse(mesh) if isinstance(mesh, str) else mesh
+    batch = _batch(args, kwargs)
+    tries = list(degrees_to_try(where, batch, pipeline=pipeline, mesh=grid, microbatches=microbatches))
+    search = _Search(model, args, kwargs, where, recompute, schedule, gap, solver, request)
+    began = time.perf_counter()
+    for index, degrees in enumerate(tries):
+        left = time_limit_s - (time.perf_counter() - began)
+        if search.best is not None and left <= 0:
+            break
+        search.left_out = tries[index + 1 :]
+        try:
+            search.try_one(degrees, max(_LEAST_S, left / 2 if len(tries) - index > 1 else left))
+        except KeyboardInterrupt:
+            if search.best is None:
+                raise
+            break
+        if on_progress is not None and search.best is not None:
+            on_progress(f"pipeline {degrees}", search.best.step_s, search.best.bound_s)
+        search.left_out = []
+    if search.best is None:
+        assert search.failed is not None
+        raise search.failed
+    return search.best.plan()
+
+
+def degrees_to_try(
+    cluster: Cluster,
+    batch: int,
+    *,
+    pipeline: int | Literal["auto"],
+    mesh: Mesh | None,
+    microbatches: int | Literal["auto"],
+) -> Iterator[Degrees]:
+    """All degrees that use the whole cluster and cut the batch evenly. RequestError when there are none."""
+    size, found = cluster.size, 0
+    ranks = [pipeline] if pipeline != "auto" else [p for p in range(1, min(size, _MOST_RANKS) + 1) if size % p == 0]
+    for p in ranks:
+        if p < 1 or size % p or (mesh is not None and p * mesh.size != size):
+            continue
+        meshes = [mesh] if mesh is not None else list(_meshes(cluster, size // p))
+        for count in _counts(batch, p, microbatches):
+            for grid in meshes:
+                found += 1
+                yield Degrees(pipeline=p, mesh=grid, microbatches=count)
+    if not found:
+        told = f"pipeline {pipeline}, mesh {mesh or 'any'}, {microbatches} micro-batches"
+        raise RequestError(
+            f"'pipeline' times the devices of 'mesh' must be the cluster's {size}, and 'microbatches' divide the batch "
+            f"of {batch}; got {told}"
+        )
+
+
+def _meshes(cluster: Cluster, devices: int) -> Iterator[Mesh]:
+    """Meshes of one pipeline rank: all its devices in a row, and nodes by devices of a node where it spans several."""
+    node = cluster.devices_per_node
+    if devices <= node or devices % node:
+        yield Mesh.of((devices,))
+        if devices % 2 == 0 and 4 <= devices <= node:
+            yield Mesh.of((2, devices // 2))
+    else:
+        yield Mesh.of((devices // node, node))
+
+
+def _counts(batch: int, ranks: int, microbatches: int | Literal["auto"]) -> Iterator[int]:
+    if microbatches != "auto":
+        if microbatches >= 1 and batch % microbatches == 0:
+            yield microbatches
+        return
+    wanted = (1, *_PER_RANK[:4]) if ranks == 1 else tuple(ranks * each for each in _PER_RANK)
+    for count in dict.fromkeys(wanted):
+        if count <= batch and batch % count == 0:
+            yield count
+
+
+def _batch(args: Sequence[Any], kwargs: dict[str, Any]) -> int:
+    """Samples in the batch: dim 0 of the first input that has one."""
+    tensors, _ = flatten_call(args, kwargs)
+    cut = next((t for t, split in zip(tensors, splits(tensors), strict=True) if split), None)
+    if cut is None:
+        raise RequestError("'microbatches' must cut an input along dim 0, got none with a dim; plan without a pipeline")
+    return cut.shape[0]
+
+
+@dataclass(slots=True)
+class _Search:
+    """The best of what was tried, and the captures that several degrees share."""
+
+    model: nn.Module
+    args: Sequence[Any]
+    kwargs: dict[str, Any]
+    cluster: Cluster
+    recompute: Recompute | Literal["auto"]
+    schedule: str
+    gap: float
+    solver: str
+    request: dict[str, Any]
+    best: Joined | None = None
+    failed: Infeasible | None = None
+    left_out: list[Degrees] = field(default_factory=list)
+    captures: dict[tuple[int, Recompute], tuple[Captured, Blocks]] = field(default_factory=dict)
+
+    def try_one(self, degrees: Degrees, seconds: float) -> None:
+        """Plan these degrees, first with little recomputation, and keep the plan if it is the fastest."""
+        modes: Sequence[Recompute] = ("pointwise", "block") if self.recompute == "auto" else (self.recompute,)
+        for mode in modes:
+            try:
+                found = solve_joined(
+                    self._draft(degrees, mode), degrees,
+                    schedule=self.schedule, time_limit_s=seconds, gap=self.gap, solver=self.solver,
+                    better_than_s=None if self.best is None else self.best.step_s,
+                )  # fmt: skip
+            except Infeasible as error:
+                self.failed = error
+                continue
+            if found is not None and (self.best is None or found.step_s < self.best.step_s):
+                self.best = found
+            return
+
+    def _draft(self, degrees: Degrees, mode: Recompute) -> Draft:
+        key = degrees.microbatches, mode
+        made = joined_draft(
+            self.model, self.args, self.kwargs, degrees,
+            cluster=self.cluster, recompute=mode, known=self.captures.get(key), **self.request,
+        )  # fmt: skip
+        self.captures[key] = made.captured, made.blocks
+        return made

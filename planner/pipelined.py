@@ -1,0 +1,209 @@
+"""A pipeline joined to sharding: a mesh for each pipeline rank and a number of micro-batches, and the fastest plan of
+that kind. Which meshes and numbers are tried is planner/degrees.py's."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+import numpy as np
+from torch import nn
+
+from ..cost_models.collectives import axis_collective_s
+from ..cost_models.links import axis_link, pipeline_mesh
+from ..passes.microbatches import microbatches as parts_of
+from ..passes.trees import flatten_call
+from ..plans.clusters import Cluster
+from ..plans.errors import Infeasible
+from ..plans.meshes import Mesh
+from ..plans.plan import Memory, Plan, Predicted
+from .api import Draft, draft, within_rooms
+from .pipeline import Clock
+from .problem import Solution
+from .shares import Shares, shares_of
+from .staging import Staged, stage_units
+from .units import units_of
+from .write import write_plan
+
+__all__ = ["Degrees", "Joined", "joined_draft", "microbatch_of", "solve_joined"]
+
+# How often the memory that the sharding may fill is corrected by what the pipeline's ranks take.
+_ROUNDS = 5
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Degrees:
+    """`pipeline` ranks, each with devices in a `mesh`, and a batch in `microbatches`."""
+
+    pipeline: int
+    mesh: Mesh
+    microbatches: int
+
+    @property
+    def devices(self) -> int:
+        """How many devices that takes."""
+        return self.pipeline * self.mesh.size
+
+    def __str__(self) -> str:
+        return f"{self.pipeline} x {self.mesh}, {self.microbatches} micro-batches"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Joined:
+    """A sharding and the pipeline of its units; `bound_s` is a step time that no plan of these degrees beats."""
+
+    degrees: Degrees
+    prepared: Draft
+    solution: Solution
+    shares: Shares
+    staged: Staged
+    bound_s: float
+
+    @property
+    def step_s(self) -> float:
+        """Seconds of the whole step."""
+        return self.staged.step_s
+
+    def plan(self) -> Plan:
+        """As a plan, for the cluster that was asked for."""
+        return _written(self)
+
+
+def joined_draft(
+    model: nn.Module, args: Sequence[Any], kwargs: dict[str, Any], degrees: Degrees, **request: Any
+) -> Draft:
+    """The problem of one micro-batch on the mesh of a pipeline rank."""
+    one = microbatch_of(args, kwargs, degrees.microbatches)
+    return draft(
+        model, *one, mesh=degrees.mesh, microbatches=degrees.microbatches, stage_of=degrees.pipeline, **request
+    )
+
+
+def microbatch_of(args: Sequence[Any], kwargs: dict[str, Any], count: int) -> tuple[tuple, dict[str, Any]]:
+    """The first of `count` micro-batches of a call's inputs; RequestError where `count` does not divide the batch."""
+    tensors, tree = flatten_call(args, kwargs)
+    return tree.build(parts_of(tensors, tree, count)[0])
+
+
+def solve_joined(
+    prepared: Draft,
+    degrees: Degrees,
+    *,
+    schedule: str = "auto",
+    time_limit_s: float = 60.0,
+    gap: float = 1e-3,
+    solver: str = "highs",
+    better_than_s: float | None = None,
+) -> Joined | None:
+    """The sharding of `prepared` and a pipeline of its units within memory.
+
+    The sharding is held to an estimate of what a rank takes (`Timeline.staged`), with one micro-batch in flight per
+    rank; what the ranks of the pipeline really take corrects that, as a count corrects a plan without one. None when no
+    plan of these degrees takes less than `better_than_s` seconds. Raises Infeasible when none fits.
+    """
+    ranks, count, limit = degrees.pipeline, degrees.microbatches, prepared.limit
+    estimate = copy.copy(prepared)
+    estimate.timeline = prepared.timeline.staged(ranks, min(ranks, count))
+    send_s = _sending(prepared.cluster, degrees)
+    clock = Clock(limit_s=time_limit_s)
+    room, too_much, known = float(limit), np.inf, None
+    failed: Infeasible | None = None
+    for round_ in range(_ROUNDS):
+        left = max(1.0, clock.left_s / (_ROUNDS - round_))
+        rooms = np.full(estimate.timeline.end + 1, room)
+        try:
+            solution, known = within_rooms(estimate, rooms, left, known, gap=gap, solver=solver)
+        except Infeasible as error:
+            failed = failed or error
+            if too_much == np.inf:
+                break
+            room = (room + too_much) / 2
+            continue
+        bound = max(0.0, solution.bound_s) * count / ranks
+        if better_than_s is not None and bound >= better_than_s:
+            return None
+        shares = shares_of(prepared.formulation, solution.choices)
+        plan = _bare(prepared, solution)
+        units = units_of(prepared.captured, plan, prepared.blocks, shares, microbatches=count)
+        search = Clock(limit_s=max(0.5, min(0.2 * clock.left_s, 10.0)))
+        staged = stage_units(units, ranks, count, send_s=send_s, limit=limit, schedule=schedule, clock=search)
+        if staged.peak_bytes <= limit:
+            return Joined(
+                degrees=degrees, prepared=prepared, solution=solution, shares=shares, staged=staged, bound_s=bound
+            )
+        over = staged.peak_bytes - limit
+        failed = Infeasible(f"the fullest device takes {over} bytes too much")
+        too_much = min(too_much, room)
+        room *= max(0.5, 0.98 * limit / staged.peak_bytes)
+    raise Infeasible(
+        f"'memory_limit_bytes' must leave a plan of {degrees}, got {limit} bytes per device: {failed}; use more "
+        "devices, smaller micro-batches or a higher limit"
+    ) from failed
+
+
+def _bare(prepared: Draft, solution: Solution) -> Plan:
+    """The plan of the sharding alone, its memory not yet counted."""
+    return write_plan(
+        prepared.formulation,
+        prepared.timeline,
+        solution,
+        model=prepared.model(),
+        cluster=prepared.cluster,
+        options=prepared.options,
+        limit=prepared.limit,
+    )
+
+
+def _sending(cluster: Cluster, degrees: Degrees) -> Callable[[float], float]:
+    """Seconds of handing bytes from one pipeline rank to the next."""
+    if degrees.pipeline == 1:
+        return lambda size: 0.0
+    link = axis_link(cluster, pipeline_mesh(degrees.mesh, degrees.pipeline), 0)
+    return lambda size: float(axis_collective_s("point_to_point", size, link))
+
+
+def _written(joined: Joined) -> Plan:
+    """The plan: layouts and times of one micro-batch in its nodes, the whole step in what is predicted."""
+    prepared, staged, degrees = joined.prepared, joined.staged, joined.degrees
+    plan = _bare(prepared, joined.solution)
+    one, times = plan.predicted, degrees.microbatches / degrees.pipeline
+    gap = max(0.0, 1.0 - joined.bound_s / joined.step_s) if joined.step_s > 0 else 0.0
+    predicted = Predicted(
+        step_time_s=joined.step_s,
+        compute_s=one.compute_s * times,
+        exposed_communication_s=min(one.exposed_communication_s * times, joined.step_s),
+        hidden_communication_s=one.hidden_communication_s * times,
+        optimizer_s=one.optimizer_s * times,
+        recompute_s=one.recompute_s * times,
+        memory=_memory(staged, prepared.limit),
+    )
+    solver = msgspec.structs.replace(
+        plan.solver,
+        status="feasible" if gap > 1e-6 else joined.solution.status,
+        objective_s=joined.step_s,
+        bound_s=min(joined.bound_s, joined.step_s),
+        gap=gap,
+    )
+    return msgspec.structs.replace(plan, predicted=predicted, solver=solver, pipeline=staged.pipeline())
+
+
+def _memory(staged: Staged, limit: int) -> Memory:
+    """What the fullest device holds: its stages' tensors throughout, the rest at the fullest moment."""
+    rank = int(np.argmax(staged.peaks))
+    edges = [0, *staged.cuts, len(staged.units)]
+    mine = [u for s in staged.schedule.stages_of(rank) for u in staged.units[edges[s] : edges[s + 1]]]
+    parts = [sum(getattr(u, f"{kind}_bytes") for u in mine) for kind in ("parameters", "gradients", "optimizer")]
+    return Memory(
+        parameters_bytes=parts[0],
+        gradients_bytes=parts[1],
+        optimizer_bytes=parts[2],
+        activations_bytes=staged.peaks[rank] - sum(parts),
+        gathered_bytes=0,
+        communication_bytes=0,
+        other_bytes=0,
+        peak_bytes=staged.peaks[rank],
+        limit_bytes=limit,
+    )

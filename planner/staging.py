@@ -1,0 +1,236 @@
+"""Partition, placement and schedule of a planned model's units: the stages of a pipeline, priced and within memory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+
+from ..cost_models.pipeline import Simulation, StageCosts, simulate
+from ..plans import Infeasible, RequestError, Schedule
+from ..plans.pipelines import Pipeline, StageCost
+from .pipeline import Clock, LayerProfile, tune_profile
+from .units import Unit
+from .zoo import chunks_of, named_schedule
+
+__all__ = ["Staged", "balanced_cuts", "stage_units"]
+
+# Searches work in microseconds: their tolerances are absolute.
+_SCALE = 1e6
+# How often the memory given to the search is corrected by what its result takes.
+_TRIES = 4
+_PUBLISHED = ("1f1b", "zb-h1", "interleaved:2")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Staged:
+    """Units in stages on pipeline ranks with a schedule; seconds and bytes. `cuts` are indices of units, `peaks` the
+    most bytes on a device of each rank, `bound_s` a step time that no partition, placement and schedule of these units
+    beats."""
+
+    units: tuple[Unit, ...]
+    cuts: tuple[int, ...]
+    schedule: Schedule
+    costs: tuple[StageCost, ...]
+    simulation: Simulation
+    peaks: tuple[int, ...]
+    bound_s: float = 0.0
+
+    @property
+    def step_s(self) -> float:
+        """Seconds of the whole step."""
+        return self.simulation.step_time
+
+    @property
+    def peak_bytes(self) -> int:
+        """Bytes on the fullest device."""
+        return max(self.peaks)
+
+    def pipeline(self) -> Pipeline:
+        """As a plan writes it down."""
+        firsts = [self.units[at].first for at in (0, *self.cuts)]
+        whole = self.simulation.makespan * self.schedule.ranks
+        idle = sum(bubble.total for bubble in self.simulation.bubbles) / whole if whole else 0.0
+        return Pipeline.of(firsts, self.schedule, self.costs, min(1.0, max(0.0, idle)))
+
+
+def stage_units(
+    units: Sequence[Unit],
+    ranks: int,
+    microbatches: int,
+    *,
+    send_s: Callable[[float], float],
+    limit: int,
+    schedule: str = "auto",
+    clock: Clock,
+) -> Staged:
+    """The fastest pipeline found in the time of `clock` within `limit` bytes per device, else the one of least memory.
+
+    send_s     seconds of handing so many bytes to another pipeline rank
+    schedule   auto, or a published one (see planner/zoo), for which the partition is balanced
+
+    Infeasible if there are fewer units than stages.
+    """
+    _check(units, ranks, schedule)
+    published = _PUBLISHED if schedule == "auto" else (schedule,)
+    found = list(_published(units, ranks, microbatches, published, send_s))
+    bound = 0.0
+    if schedule == "auto" and ranks > 1:
+        searched, bound = _searched(units, ranks, microbatches, send_s, limit, clock)
+        found += searched
+    best = min(found, key=lambda one: (max(0, one.peak_bytes - limit), one.step_s))
+    return Staged(
+        units=best.units, cuts=best.cuts, schedule=best.schedule, costs=best.costs, simulation=best.simulation,
+        peaks=best.peaks, bound_s=bound,
+    )  # fmt: skip
+
+
+def _check(units: Sequence[Unit], ranks: int, schedule: str) -> None:
+    stages = ranks if schedule == "auto" else ranks * chunks_of(schedule)
+    if len(units) < stages:
+        raise Infeasible(
+            f"'pipeline' must have at most as many stages as there are pieces to cut the model into, got {stages} for "
+            f"{len(units)}; use fewer pipeline ranks"
+        )
+
+
+def _published(
+    units: Sequence[Unit], ranks: int, microbatches: int, names: Sequence[str], send_s: Callable[[float], float]
+) -> Iterator[Staged]:
+    """Published schedules on stages of even time."""
+    for name in names:
+        stages = ranks * chunks_of(name)
+        if len(units) < stages:
+            continue
+        cuts = balanced_cuts([u.forward_s + u.input_s + u.weight_s for u in units], stages)
+        parts = [[getattr(u, kind) for u in units] for kind in ("forward_s", "input_s", "weight_s")]
+        mean = tuple(sum(part) / stages for part in parts)
+        try:
+            schedule = named_schedule(name, ranks, microbatches, costs=mean)  # type: ignore[arg-type]
+        except RequestError:
+            if len(names) == 1:
+                raise
+            continue
+        yield _staged(units, cuts, schedule, send_s)
+
+
+def _searched(
+    units: Sequence[Unit],
+    ranks: int,
+    microbatches: int,
+    send_s: Callable[[float], float],
+    limit: int,
+    clock: Clock,
+) -> tuple[list[Staged], float]:
+    """What the search over partition, placement and order finds, and its bound."""
+    profile = LayerProfile(
+        name="units",
+        unit="microseconds",
+        symbols="x" * len(units),
+        costs=tuple((_SCALE * u.forward_s, _SCALE * u.input_s, _SCALE * u.weight_s) for u in units),
+        layers=(1,) * len(units),
+        memory=tuple(float(u.saved_bytes) for u in units),
+        delay=_SCALE * max((send_s(u.sent_bytes) for u in units[:-1]), default=0.0),
+    )
+    found: list[Staged] = []
+    held = sum(u.held_bytes for u in units) / ranks
+    room = max(0.0, limit - held - max(_passing(u) for u in units))
+    bound = 0.0
+    seconds = clock.left_s / _TRIES
+    for attempt in range(_TRIES):
+        until = Clock(limit_s=max(0.2, seconds))
+        try:
+            tuned = tune_profile(profile, ranks, microbatches, limits=[room] * ranks, clock=until, seed=attempt)
+        except Infeasible:
+            break
+        assert tuned.cuts is not None
+        found.append(_staged(units, tuned.cuts, tuned.schedule, send_s))
+        if attempt == 0:
+            bound = tuned.lower_bound / _SCALE
+        over = found[-1].peak_bytes - limit
+        if over <= 0:
+            break
+        room -= 1.02 * over
+        if room <= 0:
+            break
+    return found, bound
+
+
+def _passing(unit: Unit) -> int:
+    """Bytes beside what is saved and held, within one action of the unit."""
+    return max(0, unit.forward_bytes - unit.saved_bytes, unit.backward_bytes - unit.saved_bytes)
+
+
+def _staged(units: Sequence[Unit], cuts: Sequence[int], schedule: Schedule, send_s: Callable[[float], float]) -> Staged:
+    pieces = [units[a:b] for a, b in pairwise([0, *cuts, len(units)])]
+    costs = tuple(_cost(piece, send_s, last=piece[-1] is units[-1]) for piece in pieces)
+    simulation = simulate(schedule, _simulated(costs))
+    peaks = []
+    for rank in range(schedule.ranks):
+        mine = schedule.stages_of(rank)
+        held = sum(costs[s].held_bytes for s in mine)
+        step = sum(u.step_bytes for s in mine for u in pieces[s])
+        passing = max(costs[s].passing_bytes for s in mine)
+        peaks.append(held + max(step, round(simulation.peak_memory[rank]) + passing))
+    return Staged(
+        units=tuple(units),
+        cuts=tuple(int(cut) for cut in cuts),
+        schedule=schedule,
+        costs=costs,
+        simulation=simulation,
+        peaks=tuple(peaks),
+    )
+
+
+def _cost(piece: Sequence[Unit], send_s: Callable[[float], float], *, last: bool) -> StageCost:
+    return StageCost(
+        forward_s=sum(u.forward_s for u in piece),
+        input_gradient_s=sum(u.input_s for u in piece),
+        weight_gradient_s=sum(u.weight_s for u in piece),
+        send_s=0.0 if last else send_s(piece[-1].sent_bytes),
+        step_s=sum(u.step_s for u in piece),
+        saved_bytes=sum(u.saved_bytes for u in piece),
+        held_bytes=sum(u.held_bytes for u in piece),
+        # A unit's own activations are saved when it is done; what it passes comes on top of the others'.
+        passing_bytes=max(_passing(u) for u in piece),
+    )
+
+
+def _simulated(costs: Sequence[StageCost]) -> StageCosts:
+    """For the simulator: seconds, and bytes of saved activations, which are kept until W (or B)."""
+    saved = tuple(float(cost.saved_bytes) for cost in costs)
+    return StageCosts(
+        forward=tuple(cost.forward_s for cost in costs),
+        input_gradient=tuple(cost.input_gradient_s for cost in costs),
+        weight_gradient=tuple(cost.weight_gradient_s for cost in costs),
+        memory_forward=saved,
+        memory_input_gradient=(0.0,) * len(costs),
+        memory_weight_gradient=tuple(-amount for amount in saved),
+        finish=tuple(cost.step_s for cost in costs),
+        # Each boundary has its own time: seconds over a line of one second per second.
+        boundary_bytes=tuple(cost.send_s for cost in costs[:-1]),
+        bandwidth=1.0,
+    ).complete()
+
+
+def balanced_cuts(costs: Sequence[float], stages: int) -> tuple[int, ...]:
+    """Cuts of units in a row into `stages` pieces, none empty, whose largest sum is least."""
+    total = np.concatenate([[0.0], np.cumsum(costs)])
+    count = len(costs)
+    best = np.full((stages + 1, count + 1), np.inf)
+    best[0, 0] = 0.0
+    come = np.zeros((stages + 1, count + 1), dtype=np.int64)
+    for stage in range(1, stages + 1):
+        for end in range(stage, count + 1):
+            starts = np.arange(stage - 1, end)
+            worst = np.maximum(best[stage - 1, starts], total[end] - total[starts])
+            at = int(np.argmin(worst))
+            best[stage, end], come[stage, end] = worst[at], starts[at]
+    cuts: list[int] = []
+    end = count
+    for stage in range(stages, 1, -1):
+        end = int(come[stage, end])
+        cuts.append(end)
+    return tuple(reversed(cuts))

@@ -1,0 +1,131 @@
+"""Pipelines joined to sharding: units cost what the whole costs, stages fit, degrees are chosen."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from typing import Any
+
+import pytest
+from torch import nn
+
+from meshwright.planner.api import Draft, draft, plan, solve_within
+from meshwright.planner.degrees import degrees_to_try
+from meshwright.planner.pipelined import Degrees, joined_draft, solve_joined
+from meshwright.planner.shares import shares_of
+from meshwright.planner.staging import balanced_cuts
+from meshwright.planner.units import units_of
+from meshwright.plans import Cluster, Infeasible, Mesh, Plan, RequestError
+from meshwright.specs import load_spec
+
+CLUSTER = Cluster.parse("h100-sxm:8")
+
+
+def call(name: str, **size: int) -> tuple[tuple[nn.Module, tuple, dict[str, Any]], Any]:
+    spec = load_spec(name, **size)
+    return spec.build(), spec.loss
+
+
+def prepared(name: str = "llama-tiny", mesh: str = "2x2", **options: Any) -> Draft:
+    built, loss = call(name, batch=8)
+    return draft(*built, cluster="h100-sxm:4", mesh=mesh, loss=loss, **options)
+
+
+@pytest.mark.parametrize("count", [1, 4])
+def test_shares_add_up_to_the_objective(count: int) -> None:
+    found = prepared(microbatches=count)
+    solution = solve_within(found)
+    total = shares_of(found.formulation, solution.choices).total(found.formulation)
+    assert total == pytest.approx(solution.objective_s, rel=1e-12)
+
+
+def test_units_of_a_deep_model_cost_what_the_model_costs() -> None:
+    built, loss = call("llama-tiny", batch=8, layers=7)
+    found = draft(*built, cluster="h100-sxm:4", mesh="4", loss=loss, microbatches=2)
+    solution = solve_within(found)
+    shares = shares_of(found.formulation, solution.choices)
+    units = units_of(found.captured, found.write(solution), found.blocks, shares, microbatches=2)
+    assert [u.first for u in units if u.first.startswith("layers.")] == [f"layers.{n}" for n in range(7)]
+    seconds = sum(u.forward_s + u.input_s + u.weight_s for u in units) + sum(u.step_s for u in units) / 2
+    assert seconds == pytest.approx(solution.objective_s, rel=1e-9)
+
+
+@pytest.mark.slow
+def test_units_by_three_blocks_are_those_of_all_blocks() -> None:
+    built, loss = call("llama-tiny", batch=8, layers=5)
+    rows = []
+    for whole in (False, True):
+        found = draft(*built, cluster="h100-sxm:4", mesh="4", loss=loss, whole=whole)
+        solution = solve_within(found, gap=0.0)
+        shares = shares_of(found.formulation, solution.choices)
+        rows.append(units_of(found.captured, found.write(solution), found.blocks, shares, microbatches=1))
+    for one, other in zip(*rows, strict=True):
+        assert (one.first, one.held_bytes, one.saved_bytes) == (other.first, other.held_bytes, other.saved_bytes)
+        assert one.forward_s == pytest.approx(other.forward_s, rel=1e-9)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_balanced_cuts_equal_brute_force(seed: int) -> None:
+    rng = random.Random(seed)
+    costs = [rng.random() for _ in range(9)]
+
+    def largest(cuts: tuple[int, ...]) -> float:
+        edges = [0, *cuts, len(costs)]
+        return max(sum(costs[a:b]) for a, b in itertools.pairwise(edges))
+
+    for stages in (1, 2, 4):
+        every = itertools.combinations(range(1, len(costs)), stages - 1)
+        assert largest(balanced_cuts(costs, stages)) == pytest.approx(min(map(largest, every)))
+
+
+def joined(degrees: Degrees, **options: Any) -> Any:
+    built, loss = call("llama-tiny", batch=16, layers=6)
+    found = joined_draft(*built, degrees, cluster="h100-sxm:4", loss=loss, **options)
+    return solve_joined(found, degrees, time_limit_s=2.0)
+
+
+def test_one_rank_and_one_micro_batch_is_the_plan_without_a_pipeline() -> None:
+    one = joined(Degrees(pipeline=1, mesh=Mesh.parse("4"), microbatches=1))
+    built, loss = call("llama-tiny", batch=16, layers=6)
+    assert one.step_s == pytest.approx(
+        solve_within(draft(*built, cluster="h100-sxm:4", mesh="4", loss=loss)).objective_s
+    )
+
+
+def test_a_pipeline_is_written_read_and_bounded() -> None:
+    made = joined(Degrees(pipeline=2, mesh=Mesh.parse("2"), microbatches=4)).plan()
+    assert Plan.from_bytes(made.to_bytes()) == made
+    assert made.pipeline is not None
+    assert made.pipeline.ranks == 2
+    assert made.pipeline.microbatches == 4
+    assert 0 < made.solver.bound_s <= made.predicted.step_time_s
+    assert made.predicted.memory.peak_bytes <= (made.predicted.memory.limit_bytes or 0)
+
+
+def test_a_pipeline_that_does_not_fit_says_by_how_much() -> None:
+    degrees = Degrees(pipeline=2, mesh=Mesh.parse("2"), microbatches=4)
+    with pytest.raises(Infeasible, match="'memory_limit_bytes' must leave a plan of 2 x 2, 4 micro-batches"):
+        joined(degrees, memory_limit_bytes=100_000)
+
+
+def test_degrees_use_all_devices_and_divide_the_batch() -> None:
+    tries = list(degrees_to_try(CLUSTER, 16, pipeline="auto", mesh=None, microbatches="auto"))
+    assert {one.pipeline for one in tries} == {1, 2, 4, 8}
+    assert all(one.devices == 8 and 16 % one.microbatches == 0 for one in tries)
+
+
+@pytest.mark.parametrize(("pipeline", "mesh", "count"), [(3, None, "auto"), (2, "8", 2), (2, "4", 3), (0, None, 1)])
+def test_degrees_that_leave_devices_or_samples_over_are_refused(pipeline: int, mesh: str | None, count: Any) -> None:
+    grid = None if mesh is None else Mesh.parse(mesh)
+    with pytest.raises(RequestError, match="'pipeline' times the devices"):
+        list(degrees_to_try(CLUSTER, 16, pipeline=pipeline, mesh=grid, microbatches=count))
+
+
+@pytest.mark.slow
+def test_the_chosen_degrees_are_no_slower_than_any_that_were_tried() -> None:
+    built, loss = call("llama-tiny", batch=8)
+    options = {"cluster": "h100-sxm:4", "loss": loss, "time_limit_s": 20.0}
+    best = plan(*built, pipeline="auto", microbatches=4, **options)
+    for ranks in (1, 2):
+        other = plan(*built, pipeline=ranks, microbatches=4, **options)
+        assert best.predicted.step_time_s <= other.predicted.step_time_s * 1.001
