@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 import click
 
 from .cli_output import put_json, put_text
-from .plans import RequestError
+from .plans import Plan, RequestError
 
 if TYPE_CHECKING:
     from .planner.pipeline import LayerProfile, StageRow, Tuned
@@ -24,9 +24,10 @@ _NUMBER = click.FloatRange(min=0, max=1e18)
 
 
 @click.command("simulate")
+@click.argument("plan", required=False)
 @click.option("--profile", help="FILE.json or FILE.json:NAME, what each layer costs.")
 @click.option("--stage-costs", help="FILE.json or FILE.json:ROW, stages that are fixed on their ranks.")
-@click.option("--schedule", default="auto", show_default=True, help="auto, or 1f1b, interleaved:2, zb-h1, zb-v, ...")
+@click.option("--schedule", help="auto, or 1f1b, interleaved:2, zb-h1, ...  [default: auto; of a plan its own]")
 @click.option("--pp", type=_COUNT, help="Ranks of the pipeline.  [default: the file's]")
 @click.option("--microbatches", type=_COUNT, help="Micro-batches of a step.  [default: the file's]")
 @click.option("--layers", type=_COUNT, help="Repeat or shorten the profile's pattern to so many layers.")
@@ -47,6 +48,7 @@ _NUMBER = click.FloatRange(min=0, max=1e18)
 @click.pass_obj
 def simulate_command(
     stream: TextIO,
+    plan: str | None,
     profile: str | None,
     stage_costs: str | None,
     svg: str | None,
@@ -56,16 +58,23 @@ def simulate_command(
 ) -> int:
     """Simulate a pipeline without its model.
 
-    From a layer profile or fixed stages; with --schedule auto the best partition, placement and order are searched.
+    From the file of a PLAN with a pipeline, from a layer profile, or from fixed stages; with --schedule auto the best
+    partition (of a profile), placement and order are searched.
     """
     # Loading and compiling count against the time limit, too.
     options["begin_s"] = time.process_time()
-    if (profile is None) == (stage_costs is None):
-        given = "neither" if profile is None else "both"
-        raise RequestError(f"'simulate' must have one of --profile and --stage-costs, got {given}; give one of them")
-    found, layers = (
-        _from_stages(stage_costs, options) if stage_costs is not None else _from_profile(profile or "", options)
-    )
+    given = [one for one in (plan, profile, stage_costs) if one is not None]
+    if len(given) != 1:
+        raise RequestError(
+            f"'simulate' must have one of PLAN, --profile and --stage-costs, got {len(given)} of them; give one"
+        )
+    layers: LayerProfile | None = None
+    if plan is not None:
+        found = _from_plan(plan, options)
+    else:
+        options["schedule"] = options["schedule"] or "auto"
+        from_file = _from_stages if profile is None else _from_profile
+        found, layers = from_file(given[0], options)
     from .plans import schedule_svg, schedule_text, schedule_trace
 
     simulation = found.simulation
@@ -79,6 +88,28 @@ def simulate_command(
     else:
         put_text(stream, f"{schedule_text(timeline)}\n\n{_summary(found, layers)}")
     return 0
+
+
+def _from_plan(path: str, options: dict[str, Any]) -> Tuned:
+    """The plan's pipeline by its own schedule, or its stages by another; seconds and bytes."""
+    from .planner.pipeline import simulate_plan
+
+    for name in ("pp", "microbatches", "layers", "pattern", "partition", "placement", "tick", "delay"):
+        if options[name] is not None:
+            raise RequestError(f"'--{name}' must be left to the plan, got it with one; change the plan instead")
+    plan = Plan.load(path)
+    if plan.pipeline is None:
+        raise RequestError(f"'plan' must have a pipeline to be simulated, got {path} without; plan with --pipeline")
+    limit = _limit(options["memory"], None, None) if options["memory"] != "1f1b" else None
+    clock = _clock(options["time_limit"], 4.0, options["begin_s"])
+    options["schedule"] = options["schedule"] or "the plan's"
+    return simulate_plan(
+        plan.pipeline,
+        None if options["schedule"] == "the plan's" else options["schedule"],
+        memory_limit=limit,
+        clock=clock,
+        seed=options["seed"],
+    )
 
 
 def _from_stages(text: str, options: dict[str, Any]) -> tuple[Tuned, LayerProfile | None]:

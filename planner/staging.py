@@ -8,7 +8,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from ..cost_models.pipeline import Simulation, StageCosts, simulate
+from ..cost_models.pipeline import Simulation, planned_costs, simulate
 from ..plans import Infeasible, RequestError, Schedule
 from ..plans.pipelines import Pipeline, StageCost
 from .pipeline import Clock, LayerProfile, tune_profile
@@ -166,7 +166,7 @@ def _passing(unit: Unit) -> int:
 def _staged(units: Sequence[Unit], cuts: Sequence[int], schedule: Schedule, send_s: Callable[[float], float]) -> Staged:
     pieces = [units[a:b] for a, b in pairwise([0, *cuts, len(units)])]
     costs = tuple(_cost(piece, send_s, last=piece[-1] is units[-1]) for piece in pieces)
-    simulation = simulate(schedule, _simulated(costs))
+    simulation = simulate(schedule, planned_costs(costs))
     peaks = []
     for rank in range(schedule.ranks):
         mine = schedule.stages_of(rank)
@@ -196,23 +196,6 @@ def _cost(piece: Sequence[Unit], send_s: Callable[[float], float], *, last: bool
         # A unit's own activations are saved when it is done; what it passes comes on top of the others'.
         passing_bytes=max(_passing(u) for u in piece),
     )
-
-
-def _simulated(costs: Sequence[StageCost]) -> StageCosts:
-    """For the simulator: seconds, and bytes of saved activations, which are kept until W (or B)."""
-    saved = tuple(float(cost.saved_bytes) for cost in costs)
-    return StageCosts(
-        forward=tuple(cost.forward_s for cost in costs),
-        input_gradient=tuple(cost.input_gradient_s for cost in costs),
-        weight_gradient=tuple(cost.weight_gradient_s for cost in costs),
-        memory_forward=saved,
-        memory_input_gradient=(0.0,) * len(costs),
-        memory_weight_gradient=tuple(-amount for amount in saved),
-        finish=tuple(cost.step_s for cost in costs),
-        # Each boundary has its own time: seconds over a line of one second per second.
-        boundary_bytes=tuple(cost.send_s for cost in costs[:-1]),
-        bandwidth=1.0,
-    ).complete()
 
 
 def balanced_cuts(costs: Sequence[float], stages: int) -> tuple[int, ...]:

@@ -220,11 +220,12 @@ def _predicted(formulation: Formulation, timeline: Timeline, solution: Solution,
             compute += seconds
         else:
             optimizer += seconds
+    rest = solution.objective_s - compute - optimizer
     hidden = sum(float(matrix[choices[i], choices[j]]) for (i, j), matrix in formulation.hidden.items())
     return Predicted(
         step_time_s=solution.objective_s,
         compute_s=compute,
-        exposed_communication_s=max(0.0, solution.objective_s - compute - optimizer),
+        exposed_communication_s=rest if rest > 1e-12 * solution.objective_s else 0.0,
         hidden_communication_s=hidden,
         optimizer_s=optimizer,
         recompute_s=min(compute, _recompute_s(formulation, choices)),

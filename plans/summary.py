@@ -25,6 +25,7 @@ from .words import (
 )
 
 if TYPE_CHECKING:
+    from .pipelines import Pipeline
     from .plan import Edge, Node, Plan, Predicted, Tensor
 
 __all__ = ["summarise"]
@@ -56,6 +57,9 @@ def summarise(plan: Plan, width: int = 100) -> str:
 def _parts(plan: Plan) -> Iterator[RenderableType]:
     yield _header(plan)
     yield Text()
+    if plan.pipeline is not None:
+        yield _stages(plan.pipeline)
+        yield Text()
     yield _parameters(plan)
     yield Text()
     yield from _communications(plan)
@@ -70,6 +74,33 @@ def _header(plan: Plan) -> Table:
     return table
 
 
+def _pipeline_words(pipeline: Pipeline) -> str:
+    idle = pipeline.bubble_fraction
+    bubble = "" if idle is None else f", ranks idle {100 * idle:.1f}% of the time"
+    return (
+        f"{pipeline.ranks} ranks with a mesh each, {len(pipeline.stages)} stages, {pipeline.microbatches} "
+        f"micro-batches{bubble}"
+    )
+
+
+def _stages(pipeline: Pipeline) -> Table:
+    """Where each stage begins and lies, and what a micro-batch takes there."""
+    table = Table(title="Stages", title_justify="left", box=None, padding=(0, 2, 0, 0))
+    for column in ("stage", "rank"):
+        table.add_column(column, justify="right")
+    table.add_column("begins with", overflow="fold")
+    for column in ("forward", "input grad", "weight grad", "saved", "held"):
+        table.add_column(column, justify="right")
+    for number, stage in enumerate(pipeline.stages):
+        cost = stage.cost
+        figures = ["?"] * 5
+        if cost is not None:
+            seconds = (cost.forward_s, cost.input_gradient_s, cost.weight_gradient_s)
+            figures = [*map(seconds_words, seconds), bytes_words(cost.saved_bytes), bytes_words(cost.held_bytes)]
+        table.add_row(str(number), str(stage.rank), stage.first or "the model's first op", *figures)
+    return table
+
+
 def _header_rows(plan: Plan) -> Iterator[tuple[str, str]]:
     model, predicted, solver = plan.model, plan.predicted, plan.solver
     yield "model", f"{model.name}, {model.parameters:,} parameters, {bytes_words(model.parameter_bytes)}"
@@ -77,6 +108,8 @@ def _header_rows(plan: Plan) -> Iterator[tuple[str, str]]:
         yield "blocks", _blocks_words(plan)
     yield "cluster", f"{plan.cluster.label}, {plan.cluster.size} devices"
     yield "mesh", f"{plan.mesh} ({', '.join(axis_words(plan.mesh))})"
+    if plan.pipeline is not None:
+        yield "pipeline", _pipeline_words(plan.pipeline)
     yield "recipe", f"{plan.recipe()}"
     yield "predicted step", seconds_words(predicted.step_time_s)
     yield (

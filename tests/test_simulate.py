@@ -10,6 +10,9 @@ from typing import Any
 import pytest
 
 from meshwright import cli
+from meshwright.planner.pipeline import Clock, simulate_plan
+from meshwright.planner.zoo import named_schedule
+from meshwright.plans import Pipeline, RequestError, StageCost
 
 Run = Callable[..., tuple[int, str, str]]
 
@@ -177,3 +180,18 @@ def test_wrong_requests(run: Run, profile: str, arguments: tuple[str, ...], code
 def test_text(run: Run, profile: str) -> None:
     code, text, _ = run("--profile", f"{profile}:small", "--pp", "2", "--microbatches", "2", "--schedule", "gpipe")
     assert code == 0 and "rank  1 " in text and "makespan" in text and "stages          TTTT TTTTL" in text
+
+
+def test_a_plan_is_simulated_by_its_own_schedule_or_another() -> None:
+    cost = {"send_s": 0.5, "step_s": 2.0, "saved_bytes": 4, "held_bytes": 8, "passing_bytes": 1}
+    costs = tuple(StageCost(forward_s=f, input_gradient_s=1.0, weight_gradient_s=1.0, **cost) for f in (1.0, 2.0))
+    pipeline = Pipeline.of(("", "b"), named_schedule("1f1b", 2, 3), costs)
+    row = {"own": simulate_plan(pipeline, None, memory_limit=None, clock=Clock(limit_s=1.0))}
+    row["auto"] = simulate_plan(pipeline, "auto", memory_limit=None, clock=Clock(limit_s=1.0))
+    # F0, sent, three times the longer stage, sent, B of the first, and its update.
+    assert row["own"].simulation.step_time == pytest.approx(1.0 + 0.5 + 3 * 4.0 + 0.5 + 2.0 + 2.0)
+    assert row["auto"].simulation.step_time <= row["own"].simulation.step_time
+    with pytest.raises(RequestError, match="'--schedule' must have as many stages as the plan"):
+        simulate_plan(pipeline, "interleaved:2", memory_limit=None, clock=Clock(limit_s=1.0))
+    with pytest.raises(RequestError, match="must have the costs of its stages"):
+        simulate_plan(Pipeline.of(("", "b"), pipeline.order), None, memory_limit=None, clock=Clock(limit_s=1.0))

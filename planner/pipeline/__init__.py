@@ -8,7 +8,7 @@ from .joint import tune_profile
 from .orders import Clock
 from .profile_bounds import profile_bound
 from .profiles import LayerProfile, StageRow, equal_cuts, load_profile, load_stage_row
-from .requests import simulate_profile, simulate_stages
+from .requests import simulate_plan, simulate_profile, simulate_stages
 from .result import Tuned
 
 __all__ = [
@@ -21,6 +21,7 @@ __all__ = [
     "load_profile",
     "load_stage_row",
     "profile_bound",
+    "simulate_plan",
     "simulate_profile",
     "simulate_stages",
     "tune_orders",

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ...cost_models.pipeline import StageCosts, simulate
-from ...plans import RequestError
+from ...cost_models.pipeline import StageCosts, planned_costs, simulate
+from ...plans import Pipeline, RequestError
 from ..zoo import chunks_of, named_schedule
 from .bounds import fixed_stages_bound
 from .fixed import tune_orders
@@ -14,7 +14,41 @@ from .orders import Clock
 from .profiles import LayerProfile, StageRow, equal_cuts
 from .result import Tuned
 
-__all__ = ["simulate_profile", "simulate_stages"]
+__all__ = ["simulate_plan", "simulate_profile", "simulate_stages"]
+
+
+def simulate_plan(
+    pipeline: Pipeline, schedule: str | None, *, memory_limit: float | None, clock: Clock, seed: int = 0
+) -> Tuned:
+    """The stages of a plan by its own schedule (None), by 'auto' in their places, or by a published schedule.
+
+    Seconds, and bytes of saved activations. RequestError where the plan was not priced.
+    """
+    priced = [stage.cost for stage in pipeline.stages]
+    costs = planned_costs([cost for cost in priced if cost is not None])
+    if costs.stages != len(priced):
+        raise RequestError("'plan' must have the costs of its stages to be simulated, got none; plan it again")
+    own, ranks, count = pipeline.order, pipeline.ranks, pipeline.microbatches
+    limits = None if memory_limit is None else (memory_limit,) * ranks
+    if schedule == "auto":
+        return tune_orders(costs, own.placement, ranks, count, limits=limits, clock=clock, seed=seed)
+    if schedule is not None:
+        if costs.stages != ranks * chunks_of(schedule):
+            raise RequestError(
+                f"'--schedule' must have as many stages as the plan, {costs.stages} on {ranks} ranks, got {schedule} "
+                f"with {ranks * chunks_of(schedule)}"
+            )
+        return _published(schedule, costs, ranks, count, limits, None, clock)
+    return Tuned(
+        schedule=own,
+        costs=costs,
+        simulation=simulate(own, costs),
+        lower_bound=fixed_stages_bound(costs, own.placement, count, limits),
+        limits=limits,
+        cuts=None,
+        progress=(),
+        search_cpu_s=clock.spent_s,
+    )
 
 
 def simulate_stages(row: StageRow, schedule: str, *, memory_limit: float | None, clock: Clock, seed: int = 0) -> Tuned:
