@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from .planner.apply import apply, autoparallelize
     from .planner.conflicts import explain_infeasible
     from .planner.constraints import Constraint
+    from .planner.elastic import Elastic, elastic
     from .planner.explain import explain
     from .planner.own_rules import OpRule
     from .planner.regions import any_of
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
         PlanError,
         ReplayError,
         RequestError,
+        StateLost,
         UnsupportedOpError,
         plan_schema,
     )
@@ -48,6 +50,7 @@ __all__ = [
     "Conflict",
     "Constraint",
     "Diff",
+    "Elastic",
     "Explanation",
     "Infeasible",
     "Likeness",
@@ -59,6 +62,7 @@ __all__ = [
     "PlanError",
     "ReplayError",
     "RequestError",
+    "StateLost",
     "UnsupportedOpError",
     "__version__",
     "adapt",
@@ -66,6 +70,7 @@ __all__ = [
     "apply",
     "autoparallelize",
     "check",
+    "elastic",
     "explain",
     "explain_infeasible",
     "plan",
@@ -74,12 +79,14 @@ __all__ = [
 
 _FROM_PLANNER = {
     "Constraint": "constraints",
+    "Elastic": "elastic",
     "OpRule": "own_rules",
     "adapt": "adapt",
     "any_of": "regions",
     "apply": "apply",
     "autoparallelize": "apply",
     "check": "verify",
+    "elastic": "elastic",
     "explain": "explain",
     "explain_infeasible": "conflicts",
     "plan": "api",

@@ -29,6 +29,7 @@ from .cli_output import (
 )
 from .cli_simulate import simulate_command
 from .plans import RECIPES, VERSION, CheckError, Cluster, Infeasible, Mesh, MeshwrightError, Plan, RequestError
+from .run_command import members_command, run_command
 from .validate_command import validate_command
 
 if TYPE_CHECKING:
@@ -415,6 +416,8 @@ def doctor_command(stream: TextIO, as_json: bool) -> int:
 
 
 app.add_command(validate_command)
+app.add_command(run_command)
+app.add_command(members_command)
 
 
 def parse_bytes(option: str, text: str) -> int:

@@ -33,7 +33,7 @@ from .simulate import piece
 from .split import Halves, split
 from .trees import Tree, flatten_call
 
-__all__ = ["Parallel", "Program", "parallelize", "placements_of"]
+__all__ = ["Parallel", "Program", "on_meta", "parallelize", "placements_of", "put"]
 
 LossFunction = Callable[[Any], torch.Tensor]
 # On CPUs Inductor would join kernels that share nothing, and so make copies long before they are read.
@@ -241,16 +241,12 @@ def parallelize(
     captured when they first come; `sound` raises when the plan's layouts do not hold for that capture.
     """
     _fits_mesh(plan, device_mesh)
-    memo: dict[int, Any] = {}
-    for tensor in (*model.parameters(), *model.buffers()):
-        memo[id(tensor)] = _on_meta(tensor)
-    skeleton = copy.deepcopy(model, dict(memo))
-    state = _State(skeleton, plan, device_mesh, loss, captured.again, sound)
+    state = _State(on_meta(model), plan, device_mesh, loss, captured.again, sound)
     program = state.add(captured, model.training)
     placed = {s.name: layout for s, layout in zip(program.sources, program.layouts, strict=True)}
     pieces = {id(t): _placed(t, placed[n], device_mesh, program) for n, t in _tensors(model, captured) if n in placed}
     if in_place:
-        _put(model, pieces)
+        put(model, pieces)
         parallel = model
     else:
         parallel = copy.deepcopy(model, dict(pieces))
@@ -262,7 +258,13 @@ def parallelize(
     return parallel
 
 
-def _put(model: nn.Module, pieces: dict[int, torch.Tensor]) -> None:
+def on_meta(model: nn.Module) -> nn.Module:
+    """A copy of `model` without values."""
+    tensors = (*model.parameters(), *model.buffers())
+    return copy.deepcopy(model, {id(tensor): _on_meta(tensor) for tensor in tensors})
+
+
+def put(model: nn.Module, pieces: dict[int, torch.Tensor]) -> None:
     """Replace the parameters and buffers of `model` under all of their names."""
     for module in model.modules():
         for held in (module._parameters, module._buffers):

@@ -6,12 +6,16 @@ Tested with torch 2.13; tests/planner/test_torch_names.py names each of them.
 from __future__ import annotations
 
 import contextlib
+import json
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
+import torch.distributed as dist
+from torch._C._distributed_c10d import _dump_fr_trace_json  # type: ignore[attr-defined]
 from torch._ops import OpOverload
 from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.distributed_c10d import _abort_process_group
 from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
 from torch.distributed.tensor._op_schema import OpSchema, OpSpec, OpStrategy, RuntimeSchemaInfo, TupleStrategy
@@ -21,7 +25,17 @@ from torch.export.dynamic_shapes import _DerivedDim, _DimHint
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 
-__all__ = ["dtensor_rules", "export_dim", "is_aten", "ops_seen", "overload_of", "spelled"]
+__all__ = [
+    "abort_communicators",
+    "dtensor_rules",
+    "export_dim",
+    "is_aten",
+    "issued",
+    "last_collective",
+    "ops_seen",
+    "overload_of",
+    "spelled",
+]
 
 # One placement per output, then one per tensor input; None where there is no tensor.
 RawRule = list["str | None"]
@@ -40,6 +54,27 @@ def overload_of(op: Any) -> str:
 def spelled(op: Any) -> str:
     """An op as its users write it: aten::add, mylib::combine."""
     return op._schema.name if isinstance(op, OpOverload) else getattr(op, "__name__", str(op))
+
+
+def abort_communicators() -> None:
+    """Let NCCL's collectives on all groups fail now; gloo has nothing of the kind."""
+    if dist.is_initialized() and dist.get_backend() == "nccl":
+        _abort_process_group()
+
+
+def issued(group: dist.ProcessGroup) -> int:
+    """How many collectives this process has begun on `group`."""
+    return group._get_sequence_number_for_group()  # type: ignore[attr-defined]
+
+
+def last_collective() -> str:
+    """The collective that this process began last, in words; empty where none is recorded (TORCH_FR_BUFFER_SIZE)."""
+    entries = json.loads(_dump_fr_trace_json()).get("entries", [])
+    if not entries:
+        return ""
+    last = max(entries, key=lambda entry: entry["record_id"])
+    kind = str(last["profiling_name"]).rpartition(":")[2]
+    return f"{kind} {last['collective_seq_id']} of group {last['process_group'][1]}"
 
 
 def export_dim(value: object) -> tuple[str, int, int | None, Callable[[int], int] | None] | str | None:

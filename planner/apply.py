@@ -251,9 +251,9 @@ def agreed(make: Callable[[], Plan]) -> Plan:
     return Plan.from_bytes(box[0])
 
 
-def here() -> Cluster:
-    """The machine that the process group runs on."""
-    size = dist.get_world_size()
+def here(ranks: int | None = None) -> Cluster:
+    """The machine that the process group runs on, or so many `ranks` of it."""
+    size = ranks or dist.get_world_size()
     if not torch.cuda.is_available():
         return Cluster(device="cpu", nodes=1, devices_per_node=size)
     per_node = min(size, torch.cuda.device_count())

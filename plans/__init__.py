@@ -15,6 +15,7 @@ from .errors import (
     PlanError,
     ReplayError,
     RequestError,
+    StateLost,
     UnsupportedOpError,
 )
 from .explanation import Alternative, Explanation, Limit
@@ -109,6 +110,7 @@ __all__ = [
     "Solver",
     "Stage",
     "StageCost",
+    "StateLost",
     "Step",
     "Tensor",
     "TimedAction",

@@ -7,6 +7,7 @@
     |   +-- PlanError                    a plan file is damaged, hostile or of another version
     |   +-- ReplayError                  a sound plan, but for another model, mesh or torch version
     +-- Infeasible                       no plan satisfies the limits                      exit code 3
+    +-- StateLost                        no survivor and no checkpoint holds what a new plan needs
     +-- CheckError                       a sharded program does not compute what the model computes
 
 Messages have the form: 'what' must RULE, got VALUE; where it came from; the way out.
@@ -27,6 +28,7 @@ __all__ = [
     "PlanError",
     "ReplayError",
     "RequestError",
+    "StateLost",
     "UnsupportedOpError",
 ]
 
@@ -65,6 +67,10 @@ class Infeasible(MeshwrightError):
 
     exit_code = 3
     conflict: Conflict | None = None
+
+
+class StateLost(MeshwrightError):
+    """Training cannot go on: no survivor and no checkpoint holds what the new plan needs."""
 
 
 class CheckError(MeshwrightError):

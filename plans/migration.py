@@ -19,7 +19,7 @@ import msgspec
 from msgspec import Struct
 
 from .errors import RequestError
-from .layouts import Layout, is_partial, local_range
+from .layouts import Layout, is_partial, local_range, local_shape
 from .meshes import Mesh
 from .plan import Plan, Tensor
 from .words import dtype_bytes
@@ -54,6 +54,10 @@ class Place:
         if rank not in self.ranks:
             return None
         return self._box(shape, self.mesh.coordinate(self.ranks.index(rank)))
+
+    def local_shape(self, shape: Sequence[int], rank: int) -> tuple[int, ...]:
+        """Shape of the piece of a tensor of `shape` that `rank`, one of `ranks`, holds; it may be empty."""
+        return local_shape(shape, self.layout, self.mesh.shape, self.mesh.coordinate(self.ranks.index(rank)))
 
     def boxes(self, shape: Sequence[int]) -> Iterator[tuple[int, Box]]:
         """Every rank that holds some of a tensor of `shape`, and its piece."""

@@ -13,8 +13,10 @@ from ..test_house import private_torch_names
 from ..torch_names import resolve
 
 NAMES = [
+    "torch._C._distributed_c10d._dump_fr_trace_json",
     "torch._ops.OpOverload",
     "torch.distributed.device_mesh.DeviceMesh",
+    "torch.distributed.distributed_c10d._abort_process_group",
     "torch.distributed.tensor.DTensor._op_dispatcher.sharding_propagator.op_single_dim_strategy_funcs",
     "torch.distributed.tensor.DTensor._op_dispatcher.sharding_propagator.op_strategy_funcs",
     "torch.distributed.tensor.DTensor._op_dispatcher.sharding_propagator.op_to_schema_info",

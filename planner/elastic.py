@@ -1,0 +1,323 @@
+"""Training that survives the loss of processes: what a script calls, and the loop that `meshwright run` supervises.
+
+    job = mw.elastic(model, args, optimizer=lambda model: torch.optim.AdamW(model.parameters()), checkpoint="saved")
+    for batch in job.batches(samples, size=32, epochs=3):
+        with job.step():
+            loss = job.model(*batch)
+            loss.backward()
+            job.optimizer.step()
+
+When a process is lost the block ends early on the others, they regroup, and the loop gives them the same batch again.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.utils.data import default_collate
+
+from ..plans.batches import Batches
+from ..plans.errors import CheckError, RequestError
+from ..plans.meshes import Mesh
+from ..plans.plan import Plan
+from .api import LossFunction
+from .checkpoints import Checkpoints
+from .regroup import Groups, Regroup
+from .survivors import Request
+from .training import Running, Training
+from .watch import Watch
+
+__all__ = ["Elastic", "elastic"]
+
+# So long a process that met an error waits to be told that another one is lost.
+_PATIENCE_S = 10.0
+
+
+def elastic(
+    model: nn.Module,
+    args: Sequence[Any] = (),
+    kwargs: dict[str, Any] | None = None,
+    *,
+    optimizer: Callable[[nn.Module], torch.optim.Optimizer],
+    scheduler: Callable[[torch.optim.Optimizer], Any] | None = None,
+    loss: LossFunction | None = None,
+    plan: Plan | None = None,
+    mesh: Mesh | str | Callable[[int], Mesh | str] | None = None,
+    checkpoint: str | os.PathLike[str] | None = None,
+    every: int = 100,
+    keep: int = 2,
+    timeout_s: float = 600.0,
+    **options: Any,
+) -> Elastic:
+    """A job that trains `model` on the processes that `meshwright run` started, and goes on with those that are left.
+
+    args, kwargs     inputs of the whole batch, as for `mw.plan`; the same on every process
+    optimizer        makes the optimizer of a parallel model; called again each time the model is laid out anew
+    scheduler        makes its learning-rate scheduler, which the job steps after each step of the optimizer
+    plan             the plan to begin with, used again whenever as many processes run
+    mesh             for the processes at the start, its last axes kept as far as possible later; or a function of their
+                     number. Other `options` are those of `mw.plan`
+    checkpoint       a folder for checkpoints after every `every` steps, the newest `keep` stay; the newest complete one
+                     is taken up at the start, and when no survivor holds what is needed
+    timeout_s        the last resort of a collective; the supervisor finds out earlier
+
+    Waits until all processes are there. Raises RequestError without a supervisor, Infeasible when no plan fits, and
+    StateLost when neither survivors nor a checkpoint hold what the new plan needs.
+    """
+    if timeout_s <= _PATIENCE_S:
+        raise RequestError(
+            f"'timeout_s' must be more than the {_PATIENCE_S:g} s that a process waits for the supervisor's word, got "
+            f"{timeout_s}; leave it out"
+        )
+    kept = None if checkpoint is None else Checkpoints(Path(checkpoint).absolute(), every=every, keep=keep)
+    request = Request(
+        model=model, args=tuple(args), kwargs=dict(kwargs or {}), loss=loss, mesh=mesh, first=plan, options=options
+    )
+    job = Elastic(Watch(), Training(request=request, optimizer_for=optimizer, scheduler_for=scheduler), kept, timeout_s)
+    job.enter()
+    return job
+
+
+class Elastic:
+    """A running job, made by `elastic`. `model` and `optimizer` are new objects after each regrouping."""
+
+    def __init__(self, watch: Watch, training: Training, checkpoints: Checkpoints | None, timeout_s: float) -> None:
+        self._watch, self._training, self._checkpoints, self._timeout_s = watch, training, checkpoints, timeout_s
+        self._groups = Groups()
+        self._agreed = 0
+        self._saved = -1
+        self._looped = False
+
+    @property
+    def model(self) -> nn.Module:
+        """The parallel model."""
+        return self._running.model
+
+    @property
+    def optimizer(self) -> torch.optim.Optimizer:
+        """Its optimizer."""
+        return self._running.optimizer
+
+    @property
+    def plan(self) -> Plan:
+        """The plan that it runs by."""
+        return self._running.plan
+
+    @property
+    def done(self) -> int:
+        """Steps done, by all processes alike."""
+        return self._training.done
+
+    @property
+    def members(self) -> tuple[int, ...]:
+        """The processes that train, by their numbers for life, in the order of their ranks."""
+        return self._running.ranks
+
+    @property
+    def number(self) -> int:
+        """The number of this process."""
+        return self._watch.me
+
+    @property
+    def _running(self) -> Running:
+        running = self._training.running
+        assert running is not None
+        return running
+
+    def enter(self) -> None:
+        """Wait for the first epoch that has this process among its members, and join it. `elastic` does this."""
+        watch = self._watch
+        watch.tell("ready")
+        # No epoch can be missed here: one that follows replaces this one while it is entered.
+        first: list[int] = []
+
+        def included() -> bool:
+            first[:] = [n for n, epoch in sorted(watch.epochs.items()) if watch.me in epoch.members]
+            return bool(first)
+
+        watch.epoch = 2**31
+        watch.until(included)
+        self._agreed = first[0]
+        self._recover()
+
+    def batches(self, data: Any, size: int, *, epochs: int = 1, seed: int | None = 0) -> Iterator[Any]:
+        """Batches of `size` samples of `data` (len(data) of them, data[i] each), collated as by a DataLoader: each
+        sample once per epoch, in an order that `seed` gives (None: as they lie). The last batch of an epoch may be
+        smaller. Every process gets the whole batch."""
+        order = Batches(samples=len(data), size=size, epochs=epochs, seed=seed)
+        epoch, samples = -1, order.samples_of(0)
+        for number in self.steps(len(order)):
+            if epoch != number // order.per_epoch:
+                epoch = number // order.per_epoch
+                samples = order.samples_of(epoch)
+            at = number % order.per_epoch * size
+            yield default_collate([data[index] for index in samples[at : at + size]])
+
+    def steps(self, total: int) -> Iterator[int]:
+        """Numbers of steps from those done to `total`; one comes again when its step was broken off."""
+        if self._looped:
+            raise RequestError("'steps' must be the only loop of a job, got a second one; count on in the first one")
+        self._looped = True
+        while True:
+            while self.done < total:
+                epoch, number = self._watch.epoch, self.done
+                yield number
+                if (epoch, number) == (self._watch.epoch, self.done):
+                    raise RequestError(
+                        f"'step' must be entered once in each turn of the loop, got none in step {number}; put the "
+                        "work into `with job.step():`"
+                    )
+            if self._closed():
+                return
+
+    @contextmanager
+    def step(self) -> Iterator[None]:
+        """One training step, which calls `job.optimizer.step()` once. What it raises because another process is lost
+        goes no further: the processes have regrouped when the block ends, and the step is done, or comes again."""
+        training = self._training
+        if training.stage != "between":
+            raise RequestError("'step' must not be entered within another one, got two; end the first one before")
+        training.begin()
+        self._watch.stage = "step"
+        try:
+            yield
+            if training.stage != "stepped":
+                raise RequestError(
+                    "'step' must call job.optimizer.step() once, got none; accumulate gradients within one step"
+                )
+            training.stage = "between"
+            self._save_if_due()
+            if self._agreed > self._watch.epoch:
+                self._recover()
+        except RuntimeError:
+            # Within the optimizer nothing waits for others: what fails there has left the parameters half changed.
+            if training.stage == "passed" or not self._lost():
+                raise
+            self._recover()
+        self._watch.stage = "between"
+
+    def finish(self) -> None:
+        """End the job before its loop does; all processes together. The last state is saved."""
+        while not self._closed():
+            pass
+
+    # --- agreements
+
+    def _gate(self, optimizer: Any, args: Any, kwargs: Any) -> None:
+        """Before an optimizer steps: every process is at the same step and has its gradients."""
+        training, watch = self._training, self._watch
+        if training.stage == "finish":
+            return
+        if training.stage != "step":
+            raise RequestError(
+                "'optimizer.step' must be called once within `with job.step():`, got another call; accumulate "
+                "gradients within one step"
+            )
+        training.stage = watch.stage = "gate"
+        if torch.cuda.is_available() and torch.cuda.is_initialized():
+            torch.cuda.synchronize()
+        asked = max(watch.epochs, default=0)
+        said = torch.tensor([training.done, -training.done, asked])
+        dist.all_reduce(said, op=dist.ReduceOp.MAX, group=self._groups.control)
+        most, least, newest = said.tolist()
+        if most != -least:
+            raise CheckError(f"all ranks must be at the same step, got {-least} to {most}")
+        if most == 0:
+            watch.store.set("trained", "1")
+        self._agreed = max(self._agreed, newest)
+        training.stage = "passed"
+
+    def _stepped(self, optimizer: Any, args: Any, kwargs: Any) -> None:
+        """After it: the step is done."""
+        training = self._training
+        if self._running.scheduler is not None:
+            self._running.scheduler.step()
+        training.done += 1
+        training.stage = "stepped"
+        self._watch.done = training.done
+
+    def _closed(self) -> bool:
+        """Whether the job has ended; False when processes regrouped and some of the loop may be left."""
+        training, watch = self._training, self._watch
+        training.stage = watch.stage = "closing"
+        try:
+            if self._checkpoints is not None:
+                self._save()
+                self._checkpoints.wait()
+            dist.all_reduce(torch.zeros(1), group=self._groups.control)
+        except RuntimeError:
+            if not self._lost():
+                raise
+            if not watch.store.check(["closed"]):
+                self._recover()
+                return False
+        watch.store.set("closed", "1")
+        watch.gone = True
+        watch.tell("done", value=training.done)
+        return True
+
+    # --- losses
+
+    def _lost(self) -> bool:
+        """Whether the supervisor says that a process is lost. The message of an error does not tell."""
+        watch = self._watch
+        if watch.urgent <= watch.epoch:
+            try:
+                watch.until(lambda: False, _PATIENCE_S)
+            except RuntimeError:
+                return True
+            return False
+        return True
+
+    def _recover(self) -> None:
+        """Enter the epoch that was agreed on, or the last one that a loss made; again as often as needed."""
+        watch = self._watch
+        while True:
+            watch.epoch = max(self._agreed, watch.urgent)
+            watch.until(lambda: watch.epoch in watch.epochs)
+            epoch = watch.epochs[watch.epoch]
+            if watch.me not in (*epoch.members, *epoch.leaving):
+                raise SystemExit(f"meshwright: process {watch.me} was taken for lost, and ends")
+            regroup = Regroup(self._training, watch, epoch, self._checkpoints, self._timeout_s)
+            try:
+                self._groups = regroup.run()
+                self._saved = self._saved if self._saved <= self.done else -1
+                if self.done == 0:
+                    self._save()
+                break
+            except RuntimeError:
+                if not self._lost():
+                    raise
+        optimizer = self._running.optimizer
+        optimizer.register_step_pre_hook(self._gate)
+        optimizer.register_step_post_hook(self._stepped)
+        watch.stage, watch.done = "between", self.done
+        watch.tell("running", msgspec.json.encode({"done": self.done, **regroup.seconds}).decode(), watch.epoch)
+
+    # --- checkpoints
+
+    def _save_if_due(self) -> None:
+        if self._checkpoints is not None and self.done % self._checkpoints.every == 0:
+            self._save()
+
+    def _save(self) -> None:
+        kept, running = self._checkpoints, self._running
+        if kept is None or self._saved == self.done:
+            return
+        tensors, kinds = self._training.tensors()
+        extra = {**self._training.extra(running), "kinds": msgspec.json.encode(kinds), "done": self.done}
+        token = f"{self._watch.epoch:x}-{self._job():x}"
+        kept.save(tensors, extra, done=self.done, token=token, group=self._groups.saving)
+        self._saved = self.done
+
+    def _job(self) -> int:
+        """A number that tells this run of the job from earlier ones in the same folder."""
+        return int(self._watch.store.get("job"))
