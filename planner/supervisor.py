@@ -45,8 +45,8 @@ class Limits:
     def __post_init__(self) -> None:
         if not 0 < self.hang_s < self.stall_s:
             raise RequestError(
-                f"'hang_s' must be positive and less than 'stall_s', got {self.hang_s:g} and {self.stall_s:g}; a process "
-                "that gives no sign of life must be found before one that only makes no progress"
+                f"'hang_s' must be positive and less than 'stall_s', got {self.hang_s:g} and {self.stall_s:g}; a "
+                "process that gives no sign of life must be found before one that only makes no progress"
             )
 
 

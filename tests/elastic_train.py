@@ -1,0 +1,172 @@
+"""A training script with faults in it, for test_elastic.py: it records losses, state and who trained.
+
+    meshwright run --nproc N elastic_train.py FOLDER '{"faults": [{"who": 2, "step": 5, "at": "forward"}]}'
+
+`at`: forward, backward, gate (before optimizer.step), optimizer (in it), after, save, or a phase of the regrouping
+into `epoch`. `how`: kill (the default), stop, sleep, raise.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from torch.distributed.tensor import DTensor
+from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
+
+import meshwright as mw
+from meshwright.planner import checkpoints, regroup
+
+SAMPLES, SIZE, EPOCHS = 22, 6, 3
+
+
+class Net(nn.Module):
+    """Uneven dims, a buffer that each forward changes, random draws."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up = nn.Linear(5, 10)
+        self.norm = nn.BatchNorm1d(10)
+        self.down = nn.Linear(10, 7)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.down(nn.functional.dropout(nn.functional.gelu(self.norm(self.up(x))), 0.1, self.training))
+
+
+def net(*, plain: bool) -> nn.Module:
+    torch.manual_seed(0)
+    return (nn.Sequential(nn.Linear(5, 10), nn.Tanh(), nn.Linear(10, 7)) if plain else Net()).double()
+
+
+def data(samples: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    generator = torch.Generator().manual_seed(1)
+    x = torch.randn(samples, 5, dtype=torch.float64, generator=generator)
+    return [(row, torch.tensor(index)) for index, row in enumerate(x)]
+
+
+def loss_of(y: torch.Tensor) -> torch.Tensor:
+    return (y - 1).square().mean()
+
+
+def adamw(model: nn.Module) -> torch.optim.Optimizer:
+    return Dying(model.parameters(), lr=1e-2)
+
+
+def decay(optimizer: torch.optim.Optimizer) -> Any:
+    return torch.optim.lr_scheduler.StepLR(optimizer, step_size=4, gamma=0.7)
+
+
+class Faults:
+    """The faults that are to come, and this process's number once it is known."""
+
+    def __init__(self, faults: list[dict[str, Any]]) -> None:
+        self.faults, self.who, self.step, self.epoch = faults, -1, -1, -1
+
+    def at(self, place: str) -> None:
+        """Fail here if that was asked for."""
+        for fault in self.faults:
+            when = "epoch" if "epoch" in fault else "step"
+            now = {"epoch": self.epoch, "step": self.step}[when]
+            if fault["who"] == self.who and fault["at"] == place and fault[when] == now:
+                how = fault.get("how", "kill")
+                note({"fault": place, "who": self.who, "time": time.time()})
+                if how == "sleep":
+                    time.sleep(3600)
+                elif how == "raise":
+                    raise RuntimeError("a fault of its own")
+                else:
+                    os.kill(os.getpid(), signal.SIGKILL if how == "kill" else signal.SIGSTOP)
+
+
+class Dying(torch.optim.AdamW):
+    """An optimizer in whose step a process may end."""
+
+    def step(self, closure: Any = None) -> Any:
+        faults.at("optimizer")
+        return super().step(closure)
+
+
+def note(entry: dict[str, Any]) -> None:
+    with (folder / f"log-{os.environ['MESHWRIGHT_RANK']}.jsonl").open("a", encoding="utf-8") as stream:
+        stream.write(json.dumps(entry) + "\n")
+
+
+def dump(job: mw.Elastic, name: str) -> None:
+    """Every piece that this process holds, and where it lies by DTensor's own reckoning."""
+    held = {}
+    for label, tensor in job._training.tensors()[0].items():
+        local, offset = tensor, (0,) * tensor.dim()
+        if isinstance(tensor, DTensor):
+            local = tensor.to_local()
+            _, offset = compute_local_shape_and_global_offset(tensor.shape, tensor.device_mesh, tensor.placements)
+        held[label] = (tuple(tensor.shape), tuple(offset), local.clone())
+    torch.save(held, folder / f"{name}.pt")
+
+
+def faulty(job_faults: Faults) -> None:
+    """Let the runtime's own phases fail, too."""
+    timed, save = regroup.Regroup._timed, checkpoints.dcp.save  # type: ignore[attr-defined]
+
+    def phase(self: Any, name: str) -> Any:
+        job_faults.who, job_faults.epoch = self.watch.me, self.epoch.number
+        job_faults.at(name)
+        return timed(self, name)
+
+    def saving(*args: Any, **kwargs: Any) -> Any:
+        job_faults.at("save")
+        return save(*args, **kwargs)
+
+    regroup.Regroup._timed = phase  # type: ignore[method-assign]
+    checkpoints.dcp.save = saving  # type: ignore[attr-defined]
+
+
+def main(options: dict[str, Any]) -> None:
+    faulty(faults)
+    plain = options.get("plain", False)
+    samples = data(options.get("samples", SAMPLES))
+    example = (torch.stack([x for x, _ in samples[:SIZE]]),)
+    keys = ("mesh", "constraints", "checkpoint", "every", "keep", "recipe")
+    job = mw.elastic(
+        net(plain=plain), example, optimizer=adamw, scheduler=decay, timeout_s=options.get("timeout_s", 60.0),
+        dynamic=None if plain else {"x": {0: (2, 12)}}, **{key: options[key] for key in keys if key in options},
+    )  # fmt: skip
+    entered = 0
+    for batch, indices in job.batches(samples, SIZE, epochs=options.get("epochs", EPOCHS), seed=3):
+        faults.step, before = job.done, (job.done, job.plan.digest(), job.members)
+        if job._watch.epoch != entered:
+            entered = job._watch.epoch
+            dump(job, f"resume-{job.number}-{entered}-{job.done}")
+        began = time.time()
+        loss = None
+        with job.step():
+            faults.at("forward")
+            loss = loss_of(job.model(batch))
+            faults.at("backward")
+            loss.backward()
+            faults.at("gate")
+            job.optimizer.step()
+            faults.at("after")
+            job.optimizer.zero_grad()
+        if job.done > before[0]:
+            dump(job, f"state-{job.number}-{job.done}")
+        if loss is not None and job.done > before[0]:
+            note({
+                "step": before[0], "loss": loss.item(), "samples": indices.tolist(), "digest": before[1],
+                "members": before[2], "began": began, "ended": time.time(), "epoch": entered,
+            })  # fmt: skip
+        time.sleep(options.get("pause_s", 0.0))
+    note({"finished": job.done})
+
+
+if __name__ == "__main__":
+    folder = Path(sys.argv[1])
+    asked = json.loads(sys.argv[2])
+    faults = Faults(asked.get("faults", []))
+    main(asked)
