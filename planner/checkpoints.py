@@ -102,7 +102,7 @@ class Checkpoints:
     ) -> None:
         try:
             if first:
-                path.mkdir(parents=True)
+                path.mkdir(parents=True, exist_ok=True)  # the writers of other ranks make it, too
                 torch.save(extra, path / _EXTRA)
             dcp.save({"state": copies}, checkpoint_id=path, process_group=group)  # type: ignore[attr-defined]
             if first:
