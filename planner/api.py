@@ -24,6 +24,7 @@ from ..plans.errors import Infeasible, RequestError
 from ..plans.meshes import Mesh
 from ..plans.plan import Model, Options, Plan
 from ..plans.recipes import Recipe
+from .accumulation import Accumulation
 from .capturing import captured_by_blocks
 from .constraints import Constraint, Constraints
 from .dynamic import attach, dynamic_dims
@@ -230,14 +231,14 @@ def draft(
     on_progress: Progress | None = None,
     whole: bool = False,
     held: bool = True,
-    microbatches: int = 1,
+    accumulation: Accumulation | None = None,
     stage_of: int = 1,
     known: tuple[Captured, Blocks] | None = None,
 ) -> Draft:
     """Capture `model` and set up its problem; arguments as for `plan`. `whole` captures every block of a deep model,
-    `held` False leaves the layouts that constraints rule out in the problem (see `Scenario`); of `microbatches` the
-    inputs are one; `mesh` is that of one rank of a pipeline of `stage_of`; `known` is the same model, loss, inputs and
-    recomputation captured before."""
+    `held` False leaves the layouts that constraints rule out in the problem (see `Scenario`); of several micro-batches
+    (`accumulation`) the inputs are one; `mesh` is that of one rank of a pipeline of `stage_of`; `known` is the same
+    model, loss, inputs and recomputation captured before."""
     where = Cluster.parse(cluster) if isinstance(cluster, str) else cluster
     grid = usual_mesh(where) if mesh is None else Mesh.parse(mesh) if isinstance(mesh, str) else mesh
     updates = Optimizer.of(optimizer)
@@ -278,7 +279,7 @@ def draft(
         optimizer_s=lambda size: np.where(updates.passes > 0, prices.memory_s(updates.passes * size), 0.0),
         constraints=limits,
         replicate=replicate,
-        microbatches=microbatches,
+        accumulation=accumulation,
     )
     limits.check_used()
     options = Options(

@@ -5,6 +5,7 @@ without any idle time, already takes longer than it."""
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -20,9 +21,10 @@ from ..plans.clusters import Cluster
 from ..plans.errors import Infeasible, RequestError
 from ..plans.meshes import Mesh
 from ..plans.plan import Plan
+from .accumulation import Reduce
 from .api import Draft
 from .folding import Blocks
-from .pipelined import Degrees, Joined, joined_draft, solve_joined
+from .pipelined import Degrees, Joined, joined_draft, polished, solve_joined
 from .solver import Progress
 
 __all__ = ["choose_degrees", "degrees_to_try"]
@@ -32,6 +34,8 @@ _MOST_RANKS = 16
 _PER_RANK = (4, 8, 2, 16, 1, 32)
 # The least seconds that a search of one set of degrees gets.
 _LEAST_S = 5.0
+# Seconds, at most, for the pipeline of the best degrees.
+_MOST_POLISH_S = 40.0
 
 
 def choose_degrees(
@@ -78,7 +82,8 @@ def choose_degrees(
     if search.best is None:
         assert search.failed is not None
         raise search.failed
-    return search.best.plan()
+    left = time_limit_s - (time.perf_counter() - began)
+    return polished(search.best, min(_MOST_POLISH_S, max(_LEAST_S, left)), schedule).plan()
 
 
 def degrees_to_try(
@@ -160,10 +165,11 @@ class _Search:
     def try_one(self, degrees: Degrees, seconds: float) -> None:
         """Plan these degrees, first with little recomputation, and keep the plan if it is the fastest."""
         modes: Sequence[Recompute] = ("pointwise", "block") if self.recompute == "auto" else (self.recompute,)
-        for mode in modes:
+        reductions: Sequence[Reduce] = ("step", "microbatch") if degrees.microbatches > 1 else ("step",)
+        for mode, reduce in itertools.product(modes, reductions):
             try:
                 found = solve_joined(
-                    self._draft(degrees, mode), degrees,
+                    self._draft(degrees, mode, reduce), degrees,
                     schedule=self.schedule, time_limit_s=seconds, gap=self.gap, solver=self.solver,
                     better_than_s=None if self.best is None else self.best.step_s,
                 )  # fmt: skip
@@ -174,11 +180,11 @@ class _Search:
                 self.best = found
             return
 
-    def _draft(self, degrees: Degrees, mode: Recompute) -> Draft:
+    def _draft(self, degrees: Degrees, mode: Recompute, reduce: Reduce) -> Draft:
         key = degrees.microbatches, mode
         made = joined_draft(
             self.model, self.args, self.kwargs, degrees,
-            cluster=self.cluster, recompute=mode, known=self.captures.get(key), **self.request,
+            cluster=self.cluster, recompute=mode, reduce=reduce, known=self.captures.get(key), **self.request,
         )  # fmt: skip
         self.captures[key] = made.captured, made.blocks
         return made

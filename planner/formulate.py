@@ -22,19 +22,19 @@ from ..passes.graph import Captured, Source, tensor_args, values_of
 from ..passes.naming import op_name
 from ..plans.layouts import Layout
 from ..plans.meshes import Mesh
+from .accumulation import Accumulation
 from .constraints import Constraints
 from .folding import Blocks
+from .hiding import NOT_HIDDEN, behind_what
 from .op_costs import Fusion, Local, op_seconds
 from .problem import Pair, Problem
 from .strategies import EXTREMES, Strategies, Strategy
 from .transitions import Transitions, TransitionTable
 from .ways import WRITTEN_OUT, Way
 
-__all__ = ["NOT_HIDDEN", "Decision", "Formulation", "Reading", "behind_what", "formulate"]
+__all__ = ["Decision", "Formulation", "Reading", "formulate"]
 
 Kind = Literal["source", "tangent", "op", "hub", "output"]
-# Hidden communication takes a share of memory bandwidth and of the multiprocessors: this part of it is never hidden.
-NOT_HIDDEN = 0.02
 
 
 @dataclass(slots=True, kw_only=True)
@@ -89,7 +89,7 @@ class Formulation:
     blocks: Blocks
     grads: list[Reading]
     hidden: dict[Pair, np.ndarray]
-    microbatches: int = 1
+    accumulation: Accumulation = field(default_factory=Accumulation)
     _owners: dict[tuple[str, str], Decision] = field(default_factory=dict)
 
     def owner(self, decision: Decision) -> Decision:
@@ -116,13 +116,21 @@ def formulate(
     optimizer_s: Callable[[np.ndarray], np.ndarray],
     constraints: Constraints | None = None,
     replicate: Sequence[str] = (),
-    microbatches: int = 1,
+    accumulation: Accumulation | None = None,
 ) -> Formulation:
     """Build the problem without memory rows. `optimizer_s` maps local parameter bytes to seconds of the update;
-    ops named in `replicate` may run whole on every device where they have no rule. What is done once in a step of
-    several `microbatches`, reducing gradients and updating, counts for one of them by its share."""
+    ops named in `replicate` may run whole on every device where they have no rule. Of a step of several micro-batches
+    (`accumulation`) the problem is that of one; what is done once in a step counts by its share."""
     return _Builder(
-        captured, mesh, prices, blocks, compiled, optimizer_s, constraints or Constraints(), replicate, microbatches
+        captured,
+        mesh,
+        prices,
+        blocks,
+        compiled,
+        optimizer_s,
+        constraints or Constraints(),
+        replicate,
+        accumulation or Accumulation(),
     ).run()
 
 
@@ -137,9 +145,9 @@ class _Builder:
         optimizer_s: Callable,
         constraints: Constraints,
         replicate: Sequence[str],
-        microbatches: int,
+        accumulation: Accumulation,
     ) -> None:
-        self.microbatches = microbatches
+        self.accumulation = accumulation
         self.captured, self.mesh, self.prices, self.blocks = captured, mesh, prices, blocks
         self.optimizer_s, self.constraints = optimizer_s, constraints
         self.catalogue = Strategies(mesh, replicate=replicate, wide=constraints.wide)
@@ -187,7 +195,7 @@ class _Builder:
             blocks=self.blocks,
             grads=self.grads,
             hidden=self.hidden,
-            microbatches=self.microbatches,
+            accumulation=self.accumulation,
         )
 
     # -- decisions ---------------------------------------------------------------------------------------------------
@@ -388,7 +396,7 @@ class _Builder:
         count = len(decision.strategies)
         node = decision.node
         if decision.kind == "source" and node in self.parameters and self.captured.sources[node].requires_grad:  # type: ignore[index]
-            return self.optimizer_s(self._local(decision, 0).bytes) / self.microbatches
+            return self.optimizer_s(self._local(decision, 0).bytes) / self.accumulation.microbatches
         if decision.kind != "op" or node is None:
             return np.zeros(count)
         ins = [self._input_local(decision, at, source) for at, source in enumerate(tensor_args(node))]
@@ -416,7 +424,8 @@ class _Builder:
         shown: dict[tuple, Reading] = {}
         hubs: set[tuple] = set()
         names = self.captured.names
-        for reading, part in (*((r, 1.0) for r in self.readings), *((r, 1 / self.microbatches) for r in self.grads)):
+        share = self.accumulation.share
+        for reading, part in (*((r, 1.0) for r in self.readings), *((r, share) for r in self.grads)):
             start, output = (reading.source, reading.output) if reading.via is None else (reading.via, 0)
             at = reading.at if self.decisions[reading.reader].kind == "op" else None
             hides = reading.early or self.decisions[reading.reader].node in self.parameters
@@ -487,13 +496,3 @@ def _add(matrices: dict[Pair, Any], pair: Pair, cost: Any) -> None:
 def extremes(layout: Layout) -> bool:
     """Whether a layout holds partial maxima or minima."""
     return any(p in EXTREMES for p in layout)
-
-
-def behind_what(source: Decision, target: Decision, reader: Decision, *, gradient: bool) -> np.ndarray:
-    """Compute seconds that a move from `source` to `target` can hide behind, per choice of the two: a gradient's behind
-    the op that made it, a parameter's behind its reader (of several, through a hub, the least of the first)."""
-    if gradient:
-        return source.seconds[:, None] if source.kind == "op" else np.zeros((1, 1))
-    if target.kind == "op":
-        return target.seconds[None, :]
-    return np.full((1, 1), reader.seconds.min())

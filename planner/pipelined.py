@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import msgspec
@@ -20,6 +20,7 @@ from ..plans.clusters import Cluster
 from ..plans.errors import Infeasible
 from ..plans.meshes import Mesh
 from ..plans.plan import Memory, Plan, Predicted
+from .accumulation import Accumulation, Reduce
 from .api import Draft, draft, within_rooms
 from .pipeline import Clock
 from .problem import Solution
@@ -28,10 +29,12 @@ from .staging import Staged, stage_units
 from .units import units_of
 from .write import write_plan
 
-__all__ = ["Degrees", "Joined", "joined_draft", "microbatch_of", "solve_joined"]
+__all__ = ["Degrees", "Joined", "joined_draft", "microbatch_of", "polished", "solve_joined"]
 
 # How often the memory that the sharding may fill is corrected by what the pipeline's ranks take.
 _ROUNDS = 5
+# Seconds for the first pipeline of a sharding; `polished` takes its time.
+_DRAFT_S = 2.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,13 +76,19 @@ class Joined:
 
 
 def joined_draft(
-    model: nn.Module, args: Sequence[Any], kwargs: dict[str, Any], degrees: Degrees, **request: Any
+    model: nn.Module,
+    args: Sequence[Any],
+    kwargs: dict[str, Any],
+    degrees: Degrees,
+    *,
+    reduce: Reduce = "step",
+    **request: Any,
 ) -> Draft:
-    """The problem of one micro-batch on the mesh of a pipeline rank."""
+    """The problem of one micro-batch on the mesh of a pipeline rank; gradients are reduced once in a step or in each
+    micro-batch."""
     one = microbatch_of(args, kwargs, degrees.microbatches)
-    return draft(
-        model, *one, mesh=degrees.mesh, microbatches=degrees.microbatches, stage_of=degrees.pipeline, **request
-    )
+    accumulation = Accumulation(microbatches=degrees.microbatches, reduce=reduce)
+    return draft(model, *one, mesh=degrees.mesh, accumulation=accumulation, stage_of=degrees.pipeline, **request)
 
 
 def microbatch_of(args: Sequence[Any], kwargs: dict[str, Any], count: int) -> tuple[tuple, dict[str, Any]]:
@@ -127,8 +136,8 @@ def solve_joined(
             return None
         shares = shares_of(prepared.formulation, solution.choices)
         plan = _bare(prepared, solution)
-        units = units_of(prepared.captured, plan, prepared.blocks, shares, microbatches=count)
-        search = Clock(limit_s=max(0.5, min(0.2 * clock.left_s, 10.0)))
+        units = units_of(prepared.captured, plan, prepared.blocks, shares, prepared.formulation.accumulation)
+        search = Clock(limit_s=min(_DRAFT_S, max(0.5, 0.1 * clock.left_s)))
         staged = stage_units(units, ranks, count, send_s=send_s, limit=limit, schedule=schedule, clock=search)
         if staged.peak_bytes <= limit:
             return Joined(
@@ -142,6 +151,20 @@ def solve_joined(
         f"'memory_limit_bytes' must leave a plan of {degrees}, got {limit} bytes per device: {failed}; use more "
         "devices, smaller micro-batches or a higher limit"
     ) from failed
+
+
+def polished(joined: Joined, seconds: float, schedule: str = "auto") -> Joined:
+    """The same sharding with the best pipeline found in so many seconds more."""
+    degrees, prepared = joined.degrees, joined.prepared
+    if degrees.pipeline == 1 or schedule != "auto":
+        return joined
+    staged = stage_units(
+        joined.staged.units, degrees.pipeline, degrees.microbatches,
+        send_s=_sending(prepared.cluster, degrees), limit=prepared.limit, clock=Clock(limit_s=seconds),
+    )  # fmt: skip
+    if staged.peak_bytes > prepared.limit or staged.step_s >= joined.step_s:
+        return joined
+    return replace(joined, staged=staged)
 
 
 def _bare(prepared: Draft, solution: Solution) -> Plan:
@@ -187,7 +210,9 @@ def _written(joined: Joined) -> Plan:
         bound_s=min(joined.bound_s, joined.step_s),
         gap=gap,
     )
-    return msgspec.structs.replace(plan, predicted=predicted, solver=solver, pipeline=staged.pipeline())
+    return msgspec.structs.replace(
+        plan, predicted=predicted, solver=solver, pipeline=staged.pipeline(prepared.formulation.accumulation.reduce)
+    )
 
 
 def _memory(staged: Staged, limit: int) -> Memory:

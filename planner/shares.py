@@ -8,7 +8,8 @@ from dataclasses import dataclass
 
 from torch import fx
 
-from .formulate import NOT_HIDDEN, Formulation, Reading, behind_what
+from .formulate import Formulation, Reading
+from .hiding import NOT_HIDDEN, behind_what
 
 __all__ = ["Shares", "shares_of"]
 
@@ -16,7 +17,7 @@ __all__ = ["Shares", "shares_of"]
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shares:
     """Seconds of one captured op (its compute, and moves of what it reads as far as they are exposed) and, by its name,
-    of one parameter's update and the reduction of its gradient, once in a step."""
+    of one parameter's update and the reductions of its gradient, all of a step."""
 
     ops: Mapping[fx.Node, float]
     steps: Mapping[str, float]
@@ -26,12 +27,13 @@ class Shares:
         names, blocks = formulation.captured.names, formulation.blocks
         ops = sum(seconds * blocks.share(names[node]) for node, seconds in self.ops.items())
         steps = sum(seconds * blocks.share(name) for name, seconds in self.steps.items())
-        return ops + steps / formulation.microbatches
+        return ops + steps / formulation.accumulation.microbatches
 
 
 def shares_of(formulation: Formulation, choices: Sequence[int]) -> Shares:
     """The shares of a solution. A move that several ops use is the first one's; one between blocks its reader's."""
-    captured, decisions = formulation.captured, formulation.decisions
+    captured, decisions, accumulation = formulation.captured, formulation.decisions, formulation.accumulation
+    times = accumulation.microbatches * accumulation.share
     ops: dict[fx.Node, float] = defaultdict(float)
     steps: dict[str, float] = defaultdict(float)
     for node in captured.ops():
@@ -40,7 +42,7 @@ def shares_of(formulation: Formulation, choices: Sequence[int]) -> Shares:
     for node, source in captured.sources.items():
         if source.kind == "parameter" and node in formulation.of:
             index = formulation.of[node]
-            steps[source.name] += float(decisions[index].seconds[choices[index]]) * formulation.microbatches
+            steps[source.name] += float(decisions[index].seconds[choices[index]]) * accumulation.microbatches
     served: set[tuple] = set()
     for reading in formulation.readings:
         reader = _charged(formulation, reading)
@@ -55,7 +57,8 @@ def shares_of(formulation: Formulation, choices: Sequence[int]) -> Shares:
             ops[reader] += _seconds(formulation, choices, reading, reading.source, reading.reader)
     where = dict(zip(captured.grads, formulation.grads, strict=True))
     for name, reading in where.items():
-        steps[name] += _seconds(formulation, choices, reading, reading.source, reading.reader, gradient=True)
+        once = _seconds(formulation, choices, reading, reading.source, reading.reader, gradient=True)
+        steps[name] += times * once
     return Shares(ops=dict(ops), steps=dict(steps))
 
 

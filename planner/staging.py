@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import Literal
 
 import numpy as np
 
@@ -21,7 +22,7 @@ __all__ = ["Staged", "balanced_cuts", "stage_units"]
 _SCALE = 1e6
 # How often the memory given to the search is corrected by what its result takes.
 _TRIES = 4
-_PUBLISHED = ("1f1b", "zb-h1", "interleaved:2")
+_PUBLISHED = ("1f1b", "interleaved:2", "interleaved:4", "zb-h1", "zb-h2", "zb-v", "v-half", "v-min")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,12 +49,13 @@ class Staged:
         """Bytes on the fullest device."""
         return max(self.peaks)
 
-    def pipeline(self) -> Pipeline:
-        """As a plan writes it down."""
+    def pipeline(self, reduce: Literal["step", "microbatch"] = "step") -> Pipeline:
+        """As a plan writes it down; `reduce` says when gradients are reduced."""
         firsts = [self.units[at].first for at in (0, *self.cuts)]
         whole = self.simulation.makespan * self.schedule.ranks
         idle = sum(bubble.total for bubble in self.simulation.bubbles) / whole if whole else 0.0
-        return Pipeline.of(firsts, self.schedule, self.costs, min(1.0, max(0.0, idle)))
+        bubble = min(1.0, max(0.0, idle))
+        return Pipeline.of(firsts, self.schedule, self.costs, reduce_gradients=reduce, bubble_fraction=bubble)
 
 
 def stage_units(
@@ -193,9 +195,18 @@ def _cost(piece: Sequence[Unit], send_s: Callable[[float], float], *, last: bool
         step_s=sum(u.step_s for u in piece),
         saved_bytes=sum(u.saved_bytes for u in piece),
         held_bytes=sum(u.held_bytes for u in piece),
-        # A unit's own activations are saved when it is done; what it passes comes on top of the others'.
-        passing_bytes=max(_passing(u) for u in piece),
+        passing_bytes=_most_passing(piece),
     )
+
+
+def _most_passing(piece: Sequence[Unit]) -> int:
+    """Bytes beside what the stage holds and saves: in the forward what a unit passes; in the backward, from the last
+    unit to the first, that and the gradients made so far, less what the units done had saved."""
+    most, made = max(max(0, u.forward_bytes - u.saved_bytes) for u in piece), 0
+    for unit in reversed(piece):
+        most = max(most, made + unit.backward_bytes - unit.saved_bytes + unit.fresh_bytes)
+        made += unit.fresh_bytes - unit.saved_bytes
+    return max(0, most, made)
 
 
 def balanced_cuts(costs: Sequence[float], stages: int) -> tuple[int, ...]:

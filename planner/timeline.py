@@ -137,10 +137,16 @@ class Timeline:
             self._values(node)
         self._copies()
         for reading in self.formulation.grads:
-            table, states = decisions[reading.reader].tables[0], decisions[reading.reader].states[0]
-            assert table is not None and states is not None
             born = self.moment[reading.of] if reading.of in self.moment else 0
-            self._add(("gradients", reading.reader, ()), table.bytes[states], reading.node, born, self.end)
+            if self.formulation.accumulation.unreduced:
+                made = decisions[reading.source]
+                table, states = made.tables[reading.output], made.states[reading.output]
+                item: Item = ("gradients", reading.source, (reading.reader,))
+            else:
+                table, states = decisions[reading.reader].tables[0], decisions[reading.reader].states[0]
+                item = ("gradients", reading.reader, ())
+            assert table is not None and states is not None
+            self._add(item, table.bytes[states], reading.node, born, self.end)
 
     def _values(self, node: fx.Node) -> None:
         if is_view(node) or self._stays_in_registers(node):

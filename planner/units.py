@@ -18,13 +18,14 @@ from ..passes.blocks import Run
 from ..passes.footprint import PARTS, Footprint, footprint
 from ..passes.graph import Captured
 from ..passes.local import Lookup
-from ..passes.naming import block_name
+from ..passes.naming import block_name, op_name
 from ..passes.places import Places, forward_ops, light_ops, stage_starts
 from ..passes.stage_lookup import StageLookup
 from ..passes.stages import StageProgram, cut_stages
 from ..plans.layouts import local_shape
 from ..plans.meshes import Mesh
 from ..plans.plan import Plan
+from .accumulation import Accumulation
 from .folding import MIDDLE, Blocks
 from .optimizers import Optimizer
 from .shares import Shares
@@ -37,7 +38,7 @@ _GRADIENTS = PARTS.index("gradients")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Unit:
-    """One piece of the forward on one rank. Seconds and bytes of one micro-batch but for the last four.
+    """One piece of the forward on one rank. Seconds and bytes of one micro-batch but for the last five.
 
     first           the op or module it begins with
     forward_s, input_s, weight_s     F, I and W
@@ -45,6 +46,7 @@ class Unit:
     kept_bytes      what of that, and what I leaves for W, is there between I and W
     forward_bytes, backward_bytes    the most beside parameters, gradients and optimizer within F and within B
     sent_bytes      what it hands to the next unit
+    fresh_bytes     gradients that its B makes beside those added up before; 0 where there is one micro-batch
     parameters_bytes, gradients_bytes, optimizer_bytes    held throughout
     step_bytes      what the optimizer makes for a moment
     step_s          reducing gradients and updating, once in a step
@@ -59,6 +61,7 @@ class Unit:
     forward_bytes: int
     backward_bytes: int
     sent_bytes: int
+    fresh_bytes: int
     parameters_bytes: int
     gradients_bytes: int
     optimizer_bytes: int
@@ -105,7 +108,7 @@ def _modules(captured: Captured, blocks: Blocks) -> list[str]:
     return starts
 
 
-def units_of(captured: Captured, plan: Plan, blocks: Blocks, shares: Shares, *, microbatches: int) -> list[Unit]:
+def units_of(captured: Captured, plan: Plan, blocks: Blocks, shares: Shares, accumulation: Accumulation) -> list[Unit]:
     """The units of a planned model, as many as the whole model has: those of the repetition that stands for others are
     there once for each."""
     optimizer = Optimizer.of(plan.options.optimizer)
@@ -115,7 +118,7 @@ def units_of(captured: Captured, plan: Plan, blocks: Blocks, shares: Shares, *, 
     middle: list[Unit] = []
     run: Run | None = None
     for stage, first in zip(cut_stages(captured, starts), starts, strict=True):
-        unit = _unit(stage, first, plan, named, shares.steps, optimizer, microbatches)
+        unit = _unit(stage, first, plan, named, shares.steps, optimizer, accumulation)
         place = blocks.place(f"{first}.") if first else None
         stands = place is not None and place[0] in blocks.cut and place[1] == MIDDLE
         if middle and not stands:
@@ -149,7 +152,7 @@ def _unit(
     seconds: Mapping[str, float],
     steps: Mapping[str, float],
     optimizer: Optimizer,
-    microbatches: int,
+    accumulation: Accumulation,
 ) -> Unit:
     captured, mesh = stage.captured, plan.mesh
     find = StageLookup(plan, stage)
@@ -177,15 +180,23 @@ def _unit(
         Unit(
             first=first, forward_s=forward, input_s=backward, weight_s=weight,
             saved_bytes=0, kept_bytes=0, forward_bytes=0, backward_bytes=0, sent_bytes=_sent(stage, find, mesh),
-            parameters_bytes=0, gradients_bytes=0, optimizer_bytes=0, step_bytes=0,
+            fresh_bytes=0, parameters_bytes=0, gradients_bytes=0, optimizer_bytes=0, step_bytes=0,
             step_s=sum(s for name, s in steps.items() if name in walked.parameters),
         ),
-        stage, walked, optimizer, cpu=cpu, accumulates=microbatches > 1,
+        stage, walked, optimizer, _added_up(stage, find, mesh) if accumulation.unreduced else None,
+        cpu=cpu, accumulates=accumulation.microbatches > 1,
     )  # fmt: skip
 
 
 def _with_memory(
-    unit: Unit, stage: StageProgram, walked: Footprint, optimizer: Optimizer, *, cpu: bool, accumulates: bool
+    unit: Unit,
+    stage: StageProgram,
+    walked: Footprint,
+    optimizer: Optimizer,
+    unreduced: int | None,
+    *,
+    cpu: bool,
+    accumulates: bool,
 ) -> Unit:
     received = sum(walked.sources[name] for name in stage.receives)
     held = sum(walked.sources.values()) - received
@@ -193,19 +204,35 @@ def _with_memory(
     whole = sum(trained)
     after = int(walked.forward[-1].after.sum()) if walked.forward else held + received
     saved = max(0, after - held - unit.sent_bytes)
-    # Gradients of one micro-batch are there beside the sums of all; of a single one they are the sum.
-    backward = [m.peak.sum() - (m.peak[_GRADIENTS] if not accumulates else 0) for m in walked.backward]
+    added = whole if unreduced is None else unreduced
+    backward = [m.peak.sum() - m.peak[_GRADIENTS] for m in walked.backward]
     return replace(
         unit,
         saved_bytes=saved,
         kept_bytes=saved,
         forward_bytes=int(max((m.peak.sum() for m in walked.forward), default=held)) - held,
         backward_bytes=int(max(backward, default=held)) - held,
+        fresh_bytes=added if accumulates else 0,
         parameters_bytes=held,
-        gradients_bytes=whole,
+        gradients_bytes=added,
         optimizer_bytes=optimizer.states * whole,
         step_bytes=optimizer.each * max(trained, default=0) if cpu else optimizer.together * whole,
     )
+
+
+def _added_up(stage: StageProgram, find: Lookup, mesh: Mesh) -> int:
+    """Bytes of the gradients of the first rank's parameters before they are reduced."""
+    total = 0
+    for source in stage.captured.sources.values():
+        node = stage.captured.grads.get(source.name)
+        if source.kind != "parameter" or node is None:
+            continue
+        maker, output = (node.args[0], node.args[1]) if op_name(node) == "getitem" else (node, 0)
+        layout = find(stage.captured.names[maker]).outputs[output]  # type: ignore[index]
+        assert layout is not None
+        shape = local_shape(source.shape, layout, mesh.shape, (0,) * mesh.ndim)
+        total += int(np.prod(shape, dtype=np.int64)) * source.dtype.itemsize
+    return total
 
 
 def _sent(stage: StageProgram, find: Lookup, mesh: Mesh) -> int:

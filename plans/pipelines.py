@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import cached_property
-from typing import Annotated
+from typing import Annotated, Literal
 
 from msgspec import Meta, Struct
 
@@ -49,7 +49,9 @@ class Stage(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
 
 class Pipeline(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, dict=True):
     """Stages in the order of the model; `schedule` holds, per pipeline rank, its compute actions in order, separated
-    by spaces, in the text form of torch.distributed.pipelining. `bubble_fraction` is the share of the step, until the
+    by spaces, in the text form of torch.distributed.pipelining. Gradients that a collective ends are added up over the
+    micro-batches and reduced once in a step, or reduced in each and added up after it (`reduce_gradients`).
+    `bubble_fraction` is the share of the step, until the
     last action ends, that the ranks are predicted to idle; None where nobody priced it.
 
     Pipeline rank r is played by the ranks r * n to r * n + n - 1, where n is the size of the plan's mesh.
@@ -59,6 +61,7 @@ class Pipeline(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, di
     microbatches: Annotated[int, Meta(ge=1, le=2**20)]
     stages: Annotated[tuple[Stage, ...], Meta(min_length=1, max_length=2**16)]
     schedule: Annotated[tuple[Annotated[str, Meta(max_length=2**24)], ...], Meta(min_length=1, max_length=2**16)]
+    reduce_gradients: Literal["step", "microbatch"] = "step"
     bubble_fraction: Annotated[float, Meta(ge=0.0, le=1.0)] | None = None
 
     @classmethod
@@ -67,6 +70,8 @@ class Pipeline(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, di
         firsts: Sequence[str],
         schedule: Schedule,
         costs: Sequence[StageCost] = (),
+        *,
+        reduce_gradients: Literal["step", "microbatch"] = "step",
         bubble_fraction: float | None = None,
     ) -> Pipeline:
         """The pipeline whose stage s begins with `firsts[s]` and costs `costs[s]`, run by `schedule`."""
@@ -79,6 +84,7 @@ class Pipeline(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, di
             microbatches=schedule.microbatches,
             stages=stages,
             schedule=rows,
+            reduce_gradients=reduce_gradients,
             bubble_fraction=bubble_fraction,
         )
 

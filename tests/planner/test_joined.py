@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import itertools
 import random
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 from torch import nn
 
+from meshwright.planner.accumulation import Accumulation
 from meshwright.planner.api import Draft, draft, plan, solve_within
 from meshwright.planner.degrees import degrees_to_try
 from meshwright.planner.pipelined import Degrees, joined_draft, solve_joined
@@ -31,9 +32,9 @@ def prepared(name: str = "llama-tiny", mesh: str = "2x2", **options: Any) -> Dra
     return draft(*built, cluster="h100-sxm:4", mesh=mesh, loss=loss, **options)
 
 
-@pytest.mark.parametrize("count", [1, 4])
-def test_shares_add_up_to_the_objective(count: int) -> None:
-    found = prepared(microbatches=count)
+@pytest.mark.parametrize(("count", "reduce"), [(1, "step"), (4, "step"), (4, "microbatch")])
+def test_shares_add_up_to_the_objective(count: int, reduce: Literal["step", "microbatch"]) -> None:
+    found = prepared(accumulation=Accumulation(microbatches=count, reduce=reduce))
     solution = solve_within(found)
     total = shares_of(found.formulation, solution.choices).total(found.formulation)
     assert total == pytest.approx(solution.objective_s, rel=1e-12)
@@ -41,10 +42,10 @@ def test_shares_add_up_to_the_objective(count: int) -> None:
 
 def test_units_of_a_deep_model_cost_what_the_model_costs() -> None:
     built, loss = call("llama-tiny", batch=8, layers=7)
-    found = draft(*built, cluster="h100-sxm:4", mesh="4", loss=loss, microbatches=2)
+    found = draft(*built, cluster="h100-sxm:4", mesh="4", loss=loss, accumulation=Accumulation(microbatches=2))
     solution = solve_within(found)
     shares = shares_of(found.formulation, solution.choices)
-    units = units_of(found.captured, found.write(solution), found.blocks, shares, microbatches=2)
+    units = units_of(found.captured, found.write(solution), found.blocks, shares, Accumulation(microbatches=2))
     assert [u.first for u in units if u.first.startswith("layers.")] == [f"layers.{n}" for n in range(7)]
     seconds = sum(u.forward_s + u.input_s + u.weight_s for u in units) + sum(u.step_s for u in units) / 2
     assert seconds == pytest.approx(solution.objective_s, rel=1e-9)
@@ -58,7 +59,7 @@ def test_units_by_three_blocks_are_those_of_all_blocks() -> None:
         found = draft(*built, cluster="h100-sxm:4", mesh="4", loss=loss, whole=whole)
         solution = solve_within(found, gap=0.0)
         shares = shares_of(found.formulation, solution.choices)
-        rows.append(units_of(found.captured, found.write(solution), found.blocks, shares, microbatches=1))
+        rows.append(units_of(found.captured, found.write(solution), found.blocks, shares, Accumulation()))
     for one, other in zip(*rows, strict=True):
         assert (one.first, one.held_bytes, one.saved_bytes) == (other.first, other.held_bytes, other.saved_bytes)
         assert one.forward_s == pytest.approx(other.forward_s, rel=1e-9)
