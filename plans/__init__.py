@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from .actions import Action, TimedAction, parse_action
 from .adapted import Adapted
+from .arrangements import Arrangement, Replica
 from .clusters import Cluster, Link
 from .conflict import Conflict
 from .diff import Change, Diff, Figure
@@ -62,6 +63,7 @@ from .version import VERSION
 __all__ = [
     "Adapted",
     "Alarm",
+    "Arrangement",
     "Alternative",
     "Action",
     "Block",
@@ -104,6 +106,7 @@ __all__ = [
     "REPLICATE",
     "Recipe",
     "ReplayError",
+    "Replica",
     "Report",
     "RequestError",
     "Schedule",

@@ -1,0 +1,23 @@
+"""Planning again when devices die or slow down: a job's arrangements, their prices, baselines, and the search."""
+
+from __future__ import annotations
+
+from .job import Job
+from .moves import StateMove, state_move
+from .policies import POLICIES, healthy_arrangement, repartitioned
+from .replan import Replanned, lower_bound_s, replan_job, schedule_of
+from .workbench import Workbench
+
+__all__ = [
+    "POLICIES",
+    "Job",
+    "Replanned",
+    "StateMove",
+    "Workbench",
+    "healthy_arrangement",
+    "lower_bound_s",
+    "repartitioned",
+    "replan_job",
+    "schedule_of",
+    "state_move",
+]
