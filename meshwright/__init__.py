@@ -28,6 +28,7 @@ if TYPE_CHECKING:
         Conflict,
         Diff,
         Explanation,
+        Health,
         Infeasible,
         Likeness,
         Link,
@@ -35,12 +36,14 @@ if TYPE_CHECKING:
         MeshwrightError,
         Plan,
         PlanError,
+        Replacement,
         ReplayError,
         RequestError,
         StateLost,
         UnsupportedOpError,
         plan_schema,
     )
+    from .requests import replan
 
 __all__ = [
     "Adapted",
@@ -60,6 +63,8 @@ __all__ = [
     "OpRule",
     "Plan",
     "PlanError",
+    "Health",
+    "Replacement",
     "ReplayError",
     "RequestError",
     "StateLost",
@@ -75,6 +80,7 @@ __all__ = [
     "explain_infeasible",
     "plan",
     "plan_schema",
+    "replan",
 ]
 
 _FROM_PLANNER = {
@@ -97,6 +103,7 @@ def __getattr__(name: str) -> Any:
     if name not in __all__:
         raise AttributeError(f"module 'meshwright' has no attribute {name!r}")
     module = f".planner.{_FROM_PLANNER[name]}" if name in _FROM_PLANNER else ".plans"
+    module = ".requests" if name == "replan" else module
     room = importlib.import_module(module, __name__)
     value = getattr(room, "VERSION" if name == "__version__" else name)
     globals()[name] = value

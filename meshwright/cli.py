@@ -27,6 +27,7 @@ from .cli_output import (
     put_json,
     put_text,
 )
+from .cli_replan import replan_command
 from .cli_simulate import simulate_command
 from .plans import RECIPES, VERSION, CheckError, Cluster, Infeasible, Mesh, MeshwrightError, Plan, RequestError
 from .run_command import members_command, run_command
@@ -393,6 +394,7 @@ def replay_command(
     return 0
 
 
+app.add_command(replan_command)
 app.add_command(explain_command)
 app.add_command(specs_command)
 

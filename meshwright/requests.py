@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -13,11 +13,24 @@ from .planner.api import plan
 from .planner.check import CheckReport
 from .planner.conflicts import explain_infeasible
 from .planner.explain import explain
+from .planner.replan import replan as replan_plan
 from .planner.verify import check
-from .plans import Adapted, Cluster, Explanation, Infeasible, Mesh, Origin, Plan, ReplayError
+from .plans import (
+    Adapted,
+    Cluster,
+    Explanation,
+    Health,
+    Infeasible,
+    Mesh,
+    Origin,
+    Plan,
+    Replacement,
+    ReplayError,
+    RequestError,
+)
 from .specs import load_spec
 
-__all__ = ["adapt_spec", "check_spec", "explain_spec", "plan_spec", "replay_spec"]
+__all__ = ["adapt_spec", "check_spec", "explain_spec", "plan_spec", "replan", "replay_spec"]
 
 # Seconds, at most, for finding out why nothing fits.
 _CONFLICT_S = 30.0
@@ -142,3 +155,32 @@ def adapt_spec(
 def _call(spec: str, batch: int | None, seq_len: int | None, layers: int | None) -> tuple[tuple, Callable | None]:
     found = load_spec(spec, batch=batch, seq_len=seq_len, layers=layers)
     return found.build(), found.loss
+
+
+def replan(
+    plan: Plan,
+    health: Mapping[int, float] | Health,
+    model: Any = None,
+    args: Sequence[Any] = (),
+    kwargs: dict[str, Any] | None = None,
+    *,
+    spec: str | None = None,
+    loss: Callable | None = None,
+    **options: Any,
+) -> Replacement:
+    """The plan that takes over when devices are dead (0) or slow (below 1), and what moves; devices are ranks of
+    `plan`. The model is `model` with its inputs of the whole batch, or that of `spec`, or the one that the plan
+    records. `options` are those of `meshwright.planner.replan.replan`: horizon_s, tries, time_limit_s, rules."""
+    if model is None:
+        origin = plan.model.origin
+        if spec is None and origin is None:
+            raise RequestError(
+                "'model' must be given where the plan records no SPEC that it was made from, got none; give the model "
+                "and its inputs"
+            )
+        size = {}
+        if origin is not None:
+            size = {"batch": origin.global_batch, "seq_len": origin.seq_len, "layers": origin.layers}
+        found = load_spec(spec or (origin.spec if origin else ""), **size)
+        (model, args, kwargs), loss = found.build(), found.loss
+    return replan_plan(plan, health, model, args, kwargs, loss=loss, **options)

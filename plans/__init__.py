@@ -55,6 +55,7 @@ from .plan import (
     plan_schema,
 )
 from .recipes import RECIPES, Recipe
+from .replacements import Replacement
 from .schedule_pictures import schedule_svg, schedule_text, schedule_trace
 from .schedules import Schedule
 from .steps import Step, parse_step
@@ -106,6 +107,7 @@ __all__ = [
     "REPLICATE",
     "Recipe",
     "ReplayError",
+    "Replacement",
     "Replica",
     "Report",
     "RequestError",
