@@ -33,7 +33,8 @@ from torch.utils._pytree import tree_leaves
 
 from meshwright.passes.graph import Captured
 from meshwright.passes.lookup import PlanLookup
-from meshwright.passes.runtime import parallelize, placements_of
+from meshwright.passes.placing import placements_of
+from meshwright.passes.runtime import parallelize
 from meshwright.plans.layouts import local_shape
 from meshwright.plans.plan import Plan
 

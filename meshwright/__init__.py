@@ -40,6 +40,7 @@ if TYPE_CHECKING:
         ReplayError,
         RequestError,
         StateLost,
+        StepError,
         UnsupportedOpError,
         plan_schema,
     )
@@ -68,6 +69,7 @@ __all__ = [
     "ReplayError",
     "RequestError",
     "StateLost",
+    "StepError",
     "UnsupportedOpError",
     "__version__",
     "adapt",

@@ -22,7 +22,7 @@ from ..plans.layouts import Layout
 from ..plans.migration import Carried, Place
 from ..plans.plan import Plan
 from .lookup import PlanLookup
-from .runtime import placements_of, put
+from .placing import placements_of, put
 from .transfer import Part
 
 __all__ = [

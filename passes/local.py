@@ -7,7 +7,7 @@ decided here: layouts, steps and special local programs come from the plan's nod
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -25,10 +25,12 @@ from .graph import Captured, argument, arguments, tensor_args, values_of
 from .lowerings import LOWERINGS
 from .naming import op_name
 
-__all__ = ["LocalProgram", "Lookup", "local_op", "localize", "shaped"]
+__all__ = ["PASSED", "LocalProgram", "Lookup", "local_op", "localize", "reduction", "shaped"]
 
 aten = torch.ops.aten
 Lookup = Callable[[str], Node]
+# In the meta of nodes that gradients need which are passed on to another stage.
+PASSED = "meshwright_passed"
 
 # Position of the argument that holds the global shape of the output.
 _SHAPE_ARGUMENT = {"reshape": 1, "expand": 1, "full": 0}
@@ -58,6 +60,7 @@ class LocalProgram:
     tangents    indices of the outputs whose tangents it takes
     outputs, mutations, gradients   what it gives, by index or name
     constants   tensors that the graph reads by name
+    late        where the gradients lie that are left as the backward makes them
     """
 
     graph: fx.Graph
@@ -69,6 +72,7 @@ class LocalProgram:
     constants: Mapping[str, torch.Tensor]
     backward: frozenset[fx.Node]
     needs: Mapping[str, frozenset[int]]
+    late: Mapping[str, Layout] = dataclasses.field(default_factory=dict)
 
 
 def localize(
@@ -79,19 +83,50 @@ def localize(
     groups: Sequence[str],
     *,
     device: torch.device | None = None,
+    late: Collection[str] = (),
+    passed: Collection[str] = (),
 ) -> LocalProgram:
     """The program of the rank at `coordinate`.
 
     `lookup` gives the plan's node of a name; `groups[a]` is the process group of mesh axis `a`; tensors that the
-    program makes are made on `device` (the CPU by default). Raises ReplayError when the plan lacks a node or does not
-    fit the program.
+    program makes are made on `device` (the CPU by default). The gradients of `late` stay as the backward makes them:
+    `reduction` is the rest of their way. Nodes that the gradients of `passed` need are marked (see passes/weights.py).
+    Raises ReplayError when the plan lacks a node or does not fit the program.
     """
-    return _Localizer(captured, lookup, mesh, Emitter(fx.Graph(), mesh, coordinate, groups, device)).run()
+    emitter = Emitter(fx.Graph(), mesh, coordinate, groups, device)
+    return _Localizer(captured, lookup, mesh, emitter, late, passed).run()
+
+
+def reduction(captured: Captured, lookup: Lookup, program: LocalProgram, emitter: Emitter) -> fx.Graph:
+    """The way of the late gradients of `program`, in their order, from where they lie to where the plan wants them."""
+    ends: list[fx.Node] = []
+    for name, layout in program.late.items():
+        value = values_of(captured.grads[name])[0]
+        assert value is not None
+        at = emitter.graph.placeholder(f"late_{len(ends)}")
+        emitter.origin = (f"{name}::gradient", "move")
+        for text in lookup(f"{name}::gradient").inputs[0].steps:
+            step = parse_step(text)
+            after = emitter.after(step, layout)
+            at, layout = emitter.step(step, at, layout, value), after
+        ends.append(at)
+    emitter.graph.output(tuple(ends))
+    return emitter.graph
 
 
 class _Localizer:
-    def __init__(self, captured: Captured, lookup: Lookup, mesh: Mesh, emitter: Emitter) -> None:
+    def __init__(
+        self,
+        captured: Captured,
+        lookup: Lookup,
+        mesh: Mesh,
+        emitter: Emitter,
+        late: Collection[str],
+        passed: Collection[str],
+    ) -> None:
         self.captured, self.lookup, self.mesh, self.emitter = captured, lookup, mesh, emitter
+        self.late, self.passed = late, passed
+        self.reads: dict[str, list[fx.Node]] = {}
         self.local: dict[fx.Node, fx.Node] = {}
         self.layouts: dict[tuple[fx.Node, int], Layout] = {}
         self.done: dict[tuple, fx.Node] = {}
@@ -107,6 +142,7 @@ class _Localizer:
         boundary = set(graph.nodes)
         gradients = self._backward()
         graph.output((*outputs.values(), *mutations.values(), *gradients.values()))
+        self._mark_passed()
         return LocalProgram(
             graph=graph,
             sources=tuple(s.name for s in captured.sources.values()),
@@ -117,7 +153,28 @@ class _Localizer:
             constants=self.constants,
             backward=frozenset(n for n in graph.nodes if n not in boundary and n.op == "call_function"),
             needs={name: _tangents_of(node, captured) for name, node in captured.grads.items()},
+            late={n: self.layouts[node, 0] for n, node in captured.grads.items() if n in self.late},
         )
+
+    def _mark_passed(self) -> None:
+        """Mark what the passed gradients need. It is told by the whole program: an op may read less on some ranks, and
+        collectives must be on the same side everywhere."""
+        stack = [node for name, node in self.captured.grads.items() if name in self.passed]
+        near: list[fx.Node] = [self.local[node] for node in stack]
+        near += [n for name in self.passed for n in self.reads.get(f"{name}::gradient", ())]
+        seen: set[fx.Node] = set()
+        while stack:
+            node = stack.pop()
+            if node in seen or node not in self.captured.backward:
+                continue
+            seen.add(node)
+            stack += node.all_input_nodes
+            near += [self.local[node], *self.reads.get(self.captured.names[node], ())]
+        while near:
+            node = near.pop()
+            if not node.meta.get(PASSED):
+                node.meta[PASSED] = True
+                near += node.all_input_nodes
 
     def _forward(self) -> tuple[dict[int, fx.Node], dict[str, fx.Node]]:
         """Outputs by index and mutations by name."""
@@ -210,9 +267,12 @@ class _Localizer:
                 f"'plan' must lead {edge.source} from {start} to {end} for {reader}, "
                 f"got steps {list(edge.steps)}; plan again"
             )
+        self.reads.setdefault(reader, []).append(at)
         return at
 
     def _result(self, node: fx.Node, name: str) -> fx.Node:
+        if name.endswith("::gradient") and name.removesuffix("::gradient") in self.late:
+            return self.local[node]
         return self._moved(node, self.lookup(name).inputs[0], name.endswith("gradient"), name)
 
 

@@ -14,13 +14,12 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard
+from torch.distributed.tensor import DTensor
 
 from ..plans.errors import ReplayError, RequestError
-from ..plans.layouts import Layout, shard_dim
+from ..plans.layouts import Layout
 from ..plans.meshes import Mesh
 from ..plans.plan import Plan
 from ..plans.sizes import check_sizes
@@ -29,24 +28,17 @@ from .capture import capture
 from .graph import Captured
 from .local import localize
 from .lookup import PlanLookup
+from .placing import held_by, local_of, of_first_rank, on_meta, placed_on, placements_of, put, tensors_of
 from .simulate import piece
 from .split import Halves, split
+from .training_step import call_of, clip_by_norm, loss_of
 from .trees import Tree, flatten_call
 
-__all__ = ["Parallel", "Program", "on_meta", "parallelize", "placements_of", "put"]
+__all__ = ["Parallel", "Program", "parallelize"]
 
 LossFunction = Callable[[Any], torch.Tensor]
 # On CPUs Inductor would join kernels that share nothing, and so make copies long before they are read.
 _COMPILE: dict[str, Any] = {"cpp.max_horizontal_fusion_size": 1}
-
-
-def placements_of(layout: Layout) -> tuple[Placement, ...]:
-    """A layout as DTensor placements."""
-    found: list[Placement] = []
-    for text in layout:
-        dim = shard_dim(text)
-        found.append(Shard(dim) if dim is not None else Replicate() if text == "R" else Partial(text[2:-1]))
-    return tuple(found)
 
 
 class Program:
@@ -148,6 +140,21 @@ class Parallel(nn.Module):
         """The model's output, computed by all ranks together."""
         return _call(self._meshwright, self, args, kwargs, torch.compiler.is_compiling())
 
+    def step(self, *args: Any, **kwargs: Any) -> torch.Tensor:
+        """Forward and backward of one batch, by all ranks together; the loss.
+
+        Takes the model's arguments, or one batch (a dict, tuple or list) that holds them. Gradients are added to those
+        that are there.
+        """
+        args, kwargs = call_of(args, kwargs, next(iter(self._meshwright.programs.values())).inputs.names)
+        loss = loss_of(self(*args, **kwargs))
+        loss.backward()
+        return loss.detach()
+
+    def clip_grad_norm_(self, max_norm: float, norm_type: float = 2.0) -> torch.Tensor:
+        """Scale the gradients down to a norm of at most `max_norm` over all ranks; the norm before."""
+        return clip_by_norm(self, max_norm, norm_type)
+
     @property
     def plan(self) -> Plan:
         """The plan that this model runs by."""
@@ -198,7 +205,7 @@ class _State:
         if program is None:
             check_sizes(self.plan, {n: tuple(t.shape) for n, t in zip(tree.names, tensors, strict=True)})
             program = self._capture(args, kwargs, model.training)
-        held = [_local(_held(model, s.name)) for s in program.sources if s.kind != "input"]
+        held = [local_of(held_by(model, s.name)) for s in program.sources if s.kind != "input"]
         layouts = [layout for s, layout in zip(program.sources, program.layouts, strict=True) if s.kind == "input"]
         given = [program.local(t, layout, self.device_mesh) for t, layout in zip(tensors, layouts, strict=True)]
         results = program.run(held, given, compiled=compiled)
@@ -206,7 +213,7 @@ class _State:
         outputs = dict(zip(local.outputs, results, strict=False))
         with torch.no_grad():
             for name, value in zip(local.mutations, results[len(local.outputs) :], strict=True):
-                target = tensors[tree.names.index(name)] if name in tree.names else _local(_held(model, name))
+                target = tensors[tree.names.index(name)] if name in tree.names else local_of(held_by(model, name))
                 target.copy_(value)
         return program.outputs.build([outputs.get(index) for index in range(program.count)])
 
@@ -244,7 +251,11 @@ def parallelize(
     state = _State(on_meta(model), plan, device_mesh, loss, captured.again, sound)
     program = state.add(captured, model.training)
     placed = {s.name: layout for s, layout in zip(program.sources, program.layouts, strict=True)}
-    pieces = {id(t): _placed(t, placed[n], device_mesh, program) for n, t in _tensors(model, captured) if n in placed}
+    pieces: dict[int, Any] = {}
+    for name, tensor in tensors_of(model, captured):
+        if name in placed:
+            values = of_first_rank(tensor.detach(), program.device)
+            pieces[id(tensor)] = placed_on(tensor, values, placed[name], device_mesh, plan.mesh)
     if in_place:
         put(model, pieces)
         parallel = model
@@ -258,21 +269,6 @@ def parallelize(
     return parallel
 
 
-def on_meta(model: nn.Module) -> nn.Module:
-    """A copy of `model` without values."""
-    tensors = (*model.parameters(), *model.buffers())
-    return copy.deepcopy(model, {id(tensor): _on_meta(tensor) for tensor in tensors})
-
-
-def put(model: nn.Module, pieces: dict[int, torch.Tensor]) -> None:
-    """Replace the parameters and buffers of `model` under all of their names."""
-    for module in model.modules():
-        for held in (module._parameters, module._buffers):
-            for key, tensor in held.items():
-                if id(tensor) in pieces:
-                    held[key] = pieces[id(tensor)]  # type: ignore[assignment]
-
-
 def _fits_mesh(plan: Plan, device_mesh: DeviceMesh) -> None:
     shape = tuple(device_mesh.mesh.shape)
     if shape != plan.mesh.shape:
@@ -280,49 +276,3 @@ def _fits_mesh(plan: Plan, device_mesh: DeviceMesh) -> None:
             f"'device_mesh' must have the plan's mesh shape {plan.mesh}, got {'x'.join(map(str, shape))}; plan "
             "again for this mesh"
         )
-
-
-def _tensors(model: nn.Module, captured: Captured) -> list[tuple[str, torch.Tensor]]:
-    return [(s.name, _held(model, s.name)) for s in captured.sources.values() if s.kind in ("parameter", "buffer")]
-
-
-def _held(model: nn.Module, name: str) -> torch.Tensor:
-    path, _, key = name.rpartition(".")
-    return getattr(model.get_submodule(path), key)
-
-
-def _local(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
-
-
-def _on_meta(tensor: torch.Tensor) -> torch.Tensor:
-    meta = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="meta")
-    if isinstance(tensor, nn.Parameter):
-        return nn.Parameter(meta, requires_grad=tensor.requires_grad)
-    return meta
-
-
-def _of_first_rank(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
-    """The values that rank 0 holds, on `device`: models built without a seed differ from rank to rank."""
-    if tensor.device.type == "meta":
-        return tensor
-    whole = tensor.to(device, copy=True).contiguous()
-    dist.broadcast(torch.view_as_real(whole) if whole.is_complex() else whole, src=0)
-    return whole
-
-
-def _placed(tensor: torch.Tensor, layout: Layout, device_mesh: DeviceMesh, program: Program) -> torch.Tensor:
-    """A parameter as a DTensor parameter; a buffer as a DTensor where it is split, a plain tensor where it is whole."""
-    parameter = isinstance(tensor, nn.Parameter)
-    local = piece(_of_first_rank(tensor.detach(), program.device), layout, program.mesh, program.coordinate)
-    if not parameter and all(p == "R" for p in layout):
-        return local
-    placed = DTensor.from_local(
-        local,
-        device_mesh,
-        placements_of(layout),
-        run_check=False,
-        shape=tensor.shape,
-        stride=torch.empty(tensor.shape, device="meta").stride(),
-    )
-    return nn.Parameter(placed, requires_grad=tensor.requires_grad) if parameter else placed

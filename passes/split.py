@@ -13,7 +13,7 @@ from .local import LocalProgram
 from .naming import draws_random
 from .prefetch import prefetch
 
-__all__ = ["Cut", "Halves", "cut", "split"]
+__all__ = ["Cut", "Halves", "copied", "cut", "module_of", "split"]
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,8 +48,8 @@ def split(program: LocalProgram, *, early: bool = False) -> Halves:
     parts = cut(program, early=early)
     return Halves(
         program=program,
-        forward=_module(program, parts.forward),
-        backward=_module(program, parts.backward),
+        forward=module_of(program, parts.forward),
+        backward=module_of(program, parts.backward),
         kept=parts.kept,
     )
 
@@ -69,16 +69,17 @@ def cut(program: LocalProgram, *, early: bool = False) -> Cut:
     read = [i for n in later for i in n.all_input_nodes]
     saved = [n for n in dict.fromkeys((*read, *gradients)) if n in first and n.op != "get_attr"]
     position = {n: i for i, n in enumerate(sources)}
-    forward = _graph([n for n in nodes if n in first], sources, (*results, *saved))
+    forward = copied([n for n in nodes if n in first], sources, (*results, *saved))
     constants = [n for n in nodes if n.op == "get_attr"]
-    backward = _graph([*constants, *later], [*saved, *tangents], tuple(gradients))
+    backward = copied([*constants, *later], [*saved, *tangents], tuple(gradients))
     if early:
         prefetch(forward)
         prefetch(backward)
     return Cut(forward=forward, backward=backward, kept=tuple(position.get(n) for n in saved))
 
 
-def _graph(body: list[fx.Node], inputs: list[fx.Node], outputs: tuple[fx.Node, ...]) -> fx.Graph:
+def copied(body: list[fx.Node], inputs: list[fx.Node], outputs: tuple[fx.Node, ...]) -> fx.Graph:
+    """A graph from `inputs` to `outputs` of the nodes in `body`, in their order."""
     graph = fx.Graph()
     known: dict[fx.Node, fx.Node] = {}
     for node in inputs:
@@ -99,7 +100,8 @@ def _must_stay(node: fx.Node) -> bool:
     return name == "_c10d_functional" or draws_random(node)
 
 
-def _module(program: LocalProgram, graph: fx.Graph) -> fx.GraphModule:
+def module_of(program: LocalProgram, graph: fx.Graph) -> fx.GraphModule:
+    """`graph` as a module that holds the constants of `program`."""
     root = torch.nn.Module()
     for name, value in program.constants.items():
         if isinstance(value, torch.Tensor):

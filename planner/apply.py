@@ -14,11 +14,15 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from ..passes.blocks import repeated_blocks
 from ..passes.capture import capture
 from ..passes.graph import Captured
+from ..passes.microbatches import microbatch
+from ..passes.pipeline_runtime import AXIS, parallelize_pipeline
 from ..passes.runtime import parallelize
+from ..passes.training_step import loss_of
 from ..passes.trees import flatten_call
 from ..plans.clusters import Cluster
 from ..plans.errors import MeshwrightError, ReplayError, RequestError
 from ..plans.meshes import Mesh
+from ..plans.pipelines import Pipeline
 from ..plans.plan import Plan
 from ..plans.sizes import check_sizes
 from .api import LossFunction, plan
@@ -54,6 +58,7 @@ def apply(
     in_place: bool = False,
     rules: Sequence[OpRule] = (),
     adapt: bool = False,
+    timeout_s: float = 600.0,
 ) -> nn.Module:
     """`model` run by `plan`: nothing is solved, unless `adapt` asks to carry the plan over to a changed model first.
     Every rank calls this with the same model and inputs of the same shapes.
@@ -61,14 +66,23 @@ def apply(
     `loss` must be the one that the plan was made with, and so must `rules`. Without `device_mesh`, one is made on the
     process group.
     Raises ReplayError naming the first difference when the plan is for another model, mesh or torch version.
+
+    A plan with a pipeline is for micro-batches: `args` and `kwargs` are the whole batch, and the model is trained by
+    `model.step(batch)`, in which no rank waits for another longer than `timeout_s`.
     """
-    mesh = device_mesh or device_mesh_for(plan.mesh)
+    mesh = device_mesh or device_mesh_for(plan.mesh, plan.pipeline)
     if adapt:
         from .adapt import adapt as carried_over
 
         plan = agreed(lambda: carried_over(plan, model, args, kwargs, loss=loss, rules=rules).plan)
-    captured = capture_for(plan, model, args, kwargs or {}, loss, rules)
     sound = partial(check_layouts, plan, rules=rules)
+    if plan.pipeline is not None:
+        one = microbatch(args, kwargs or {}, plan.pipeline.microbatches)
+        captured = capture_for(plan, model, *one, loss or loss_of, rules)
+        return parallelize_pipeline(
+            model, captured, plan, mesh, loss=loss, in_place=in_place, sound=sound, timeout_s=timeout_s
+        )
+    captured = capture_for(plan, model, args, kwargs or {}, loss, rules)
     return parallelize(model, captured, plan, mesh, loss=loss, in_place=in_place, sound=sound)
 
 
@@ -282,19 +296,24 @@ def _device_name(name: str) -> str:
     )
 
 
-def device_mesh_for(mesh: Mesh) -> DeviceMesh:
-    """A DeviceMesh of the shape of `mesh` on the running process group; the default one must have as many ranks."""
+def device_mesh_for(mesh: Mesh, pipeline: Pipeline | None = None) -> DeviceMesh:
+    """A DeviceMesh of the shape of `mesh`, after an axis for the ranks of a pipeline, on the running process group; the
+    default one must have as many ranks."""
     if not dist.is_initialized():
         raise RequestError(
             "'device_mesh' must be given, or a process group be running, got neither; start with torchrun and "
             "call torch.distributed.init_process_group()"
         )
-    if dist.get_world_size() != mesh.size:
+    stages = 1 if pipeline is None else pipeline.ranks
+    if dist.get_world_size() != stages * mesh.size:
+        what = f"a mesh {mesh} of {mesh.size}" if pipeline is None else f"{stages} pipeline ranks of a mesh {mesh}"
         raise ReplayError(
-            f"'plan' must be for as many ranks as run, got a mesh {mesh} of {mesh.size} for "
+            f"'plan' must be for as many ranks as run, got {what} for "
             f"{dist.get_world_size()} ranks; plan again for this mesh"
         )
     device = "cuda" if torch.cuda.is_available() and dist.get_backend() == "nccl" else "cpu"
+    if pipeline is not None:
+        return init_device_mesh(device, (stages, *mesh.shape), mesh_dim_names=(AXIS, *mesh.axis_names))
     return init_device_mesh(device, mesh.shape, mesh_dim_names=mesh.axis_names)
 
 

@@ -17,6 +17,7 @@ from .errors import (
     ReplayError,
     RequestError,
     StateLost,
+    StepError,
     UnsupportedOpError,
 )
 from .explanation import Alternative, Explanation, Limit
@@ -54,6 +55,7 @@ from .plan import (
     Tensor,
     plan_schema,
 )
+from .progress import progress
 from .recipes import RECIPES, Recipe
 from .replacements import Replacement
 from .schedule_pictures import schedule_svg, schedule_text, schedule_trace
@@ -117,6 +119,7 @@ __all__ = [
     "StageCost",
     "StateLost",
     "Step",
+    "StepError",
     "Tensor",
     "TimedAction",
     "UnsupportedOpError",
@@ -133,6 +136,7 @@ __all__ = [
     "parse_placement",
     "parse_step",
     "plan_schema",
+    "progress",
     "schedule_svg",
     "schedule_text",
     "schedule_trace",

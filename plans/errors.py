@@ -9,6 +9,7 @@
     +-- Infeasible                       no plan satisfies the limits                      exit code 3
     +-- StateLost                        no survivor and no checkpoint holds what a new plan needs
     +-- CheckError                       a sharded program does not compute what the model computes
+    +-- StepError                        a rank of a pipeline failed in the middle of a training step
 
 Messages have the form: 'what' must RULE, got VALUE; where it came from; the way out.
 """
@@ -29,6 +30,7 @@ __all__ = [
     "ReplayError",
     "RequestError",
     "StateLost",
+    "StepError",
     "UnsupportedOpError",
 ]
 
@@ -75,3 +77,7 @@ class StateLost(MeshwrightError):
 
 class CheckError(MeshwrightError):
     """A sharded program does not compute what the model computes."""
+
+
+class StepError(MeshwrightError):
+    """A rank of a pipeline failed in the middle of a training step: the message names the rank and the action."""

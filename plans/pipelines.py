@@ -12,6 +12,7 @@ from msgspec import Meta, Struct
 
 from .actions import parse_action
 from .errors import RequestError
+from .progress import progress
 from .schedules import Schedule
 
 __all__ = ["Pipeline", "Stage", "StageCost"]
@@ -98,7 +99,8 @@ class Pipeline(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, di
         )
 
     def check(self) -> None:
-        """RequestError unless every rank has a stage and the schedule does every stage's work in an order that ends."""
+        """RequestError unless every rank has a stage and the schedule does every stage's work in an order that ends,
+        when between two ranks what is sent first is received first."""
         if len(self.schedule) != self.ranks:
             raise RequestError(f"'schedule' must have one row for each of {self.ranks} ranks, got {len(self.schedule)}")
         held = {stage.rank for stage in self.stages}
@@ -107,4 +109,4 @@ class Pipeline(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, di
                 f"'stages' must give each of {self.ranks} pipeline ranks a stage, and no other rank, got "
                 f"ranks {sorted(held)}"
             )
-        self.order.check()
+        progress(self.order)

@@ -1,0 +1,334 @@
+"""The parallel module of a pipeline rank: the user's model with the parameters of this rank's stages.
+
+    model = parallelize_pipeline(model, captured, plan, device_mesh)
+    loss = model.step(batch); optimizer.step(); optimizer.zero_grad()
+
+It stays an instance of the user's class with the user's names. Parameters that the rank's stages read are DTensors on
+the mesh of this pipeline rank; all others are absent, so that optimizers and distributed checkpoints see what is here.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor
+
+from ..plans.actions import TimedAction
+from ..plans.errors import ReplayError, RequestError
+from ..plans.plan import Plan
+from .capture import capture
+from .channels import Channels
+from .graph import Captured, value_of
+from .microbatches import microbatches, splits
+from .placing import held_by, local_of, of_first_rank, on_meta, placed_on, placements_of, put, tensors_of
+from .simulate import piece
+from .stage_executor import Executor
+from .stage_work import StageGraphs, StageWork, stage_graphs
+from .stages import StageProgram, cut_stages
+from .training_step import call_of, clip_by_norm, loss_of
+from .trees import flatten_call
+
+__all__ = ["AXIS", "PipelineParallel", "parallelize_pipeline"]
+
+# The device mesh's own axis of pipeline ranks, before the axes of the plan's mesh.
+AXIS = "pipeline"
+
+LossFunction = Callable[[Any], torch.Tensor]
+
+
+class PipelineParallel(nn.Module):
+    """What `parallelize_pipeline` adds to the user's class. Not made directly."""
+
+    _meshwright: _State
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """Refused: a rank of a pipeline holds a part of the model."""
+        raise RequestError(
+            "'model' must be called by model.step(batch) where its plan has a pipeline, got model(...): no rank holds "
+            "all of it; use a plan without a pipeline to run the forward alone"
+        )
+
+    def step(self, *args: Any, **kwargs: Any) -> torch.Tensor:
+        """Forward and backward of one batch, by all ranks together; the mean loss of its micro-batches, on every rank.
+
+        Takes the model's arguments, or one batch (a dict, tuple or list) that holds them. Gradients are added to those
+        that are there. Raises StepError, which names rank and action, when a rank fails.
+        """
+        return self._meshwright.step(self, args, kwargs)
+
+    def clip_grad_norm_(self, max_norm: float, norm_type: float = 2.0) -> torch.Tensor:
+        """Scale the gradients down to a norm of at most `max_norm` over all ranks; the norm before."""
+        state = self._meshwright
+        return clip_by_norm(self, max_norm, norm_type, counted=state.first_held, over=state.across)
+
+    def timelines(self) -> tuple[tuple[TimedAction, ...], ...]:
+        """When the actions of the last step ran, by pipeline rank, in seconds since its first began; called by all
+        ranks. The clocks of hosts are taken as they are."""
+        state = self._meshwright
+        rows: list[Any] = [None] * dist.get_world_size(state.across)
+        dist.all_gather_object(rows, state.timeline, group=state.across)
+        start = min((timed.start for row in rows for timed in row), default=0.0)
+        return tuple(tuple(TimedAction(t.action, t.start - start, t.end - start) for t in row) for row in rows)
+
+    @property
+    def plan(self) -> Plan:
+        """The plan that this model runs by."""
+        return self._meshwright.plan
+
+
+class _Program:
+    """The stages of one capture, and this rank's part of them."""
+
+    def __init__(self, captured: Captured, state: _State) -> None:
+        plan, pipeline = state.plan, state.pipeline
+        if len(captured.outputs) != 1 or not captured.tangents:
+            raise RequestError("'loss' must be part of a program that runs as a pipeline; report this with the model")
+        stages = cut_stages(captured, [stage.first for stage in pipeline.stages])
+        self.stages: list[StageProgram] = stages
+        self.loss = value_of(captured.outputs[0])  # type: ignore[arg-type]
+        self.graded = {name for stage in stages for name in stage.captured.grads}
+        self.names = captured.input_tree.names
+        self.graphs: dict[int, StageGraphs] = {
+            index: stage_graphs(stage, plan, state.coordinate, state.groups, state.device)
+            for index, stage in enumerate(stages)
+            if pipeline.stages[index].rank == state.rank
+        }
+        self.executor = Executor(pipeline.order, state.rank, self.graphs, state.channels)
+
+    def holders(self, places: list[int]) -> dict[str, tuple[int, ...]]:
+        """The pipeline ranks that hold each parameter and buffer."""
+        found: dict[str, set[int]] = {}
+        for stage, place in zip(self.stages, places, strict=True):
+            for source in stage.captured.sources.values():
+                if source.kind in ("parameter", "buffer"):
+                    found.setdefault(source.name, set()).add(place)
+        return {name: tuple(sorted(ranks)) for name, ranks in found.items()}
+
+    def layouts(self) -> dict[str, Any]:
+        """Where the sources of this rank's stages lie."""
+        return {name: layout for graphs in self.graphs.values() for name, layout in graphs.layouts.items()}
+
+
+class _State:
+    """A pipeline rank's programs, one per signature of its micro-batches, and what joins it to the others."""
+
+    def __init__(
+        self,
+        skeleton: nn.Module,
+        plan: Plan,
+        device_mesh: DeviceMesh,
+        loss: LossFunction,
+        again: frozenset[str],
+        sound: Callable[[Captured], None] | None,
+        timeout_s: float,
+    ) -> None:
+        assert plan.pipeline is not None
+        self.skeleton, self.plan, self.pipeline, self.loss = skeleton, plan, plan.pipeline, loss
+        self.again, self.sound = again, sound
+        self.mesh = plan.mesh
+        self.device_mesh = device_mesh[plan.mesh.axis_names]
+        self.device = torch.device(device_mesh.device_type)
+        place, coordinate = device_mesh.get_coordinate(), self.device_mesh.get_coordinate()
+        assert place is not None and coordinate is not None
+        self.rank, self.coordinate = place[0], tuple(coordinate)
+        self.groups = [self.device_mesh.get_group(axis).group_name for axis in range(self.mesh.ndim)]
+        self.across = device_mesh.get_group(AXIS)
+        self.places = [stage.rank for stage in plan.pipeline.stages]
+        self.index = self.mesh.rank(self.coordinate)
+        self.channels = Channels(
+            self.places, self.rank, size=self.mesh.size, index=self.index, device=self.device, timeout_s=timeout_s
+        )
+        self.programs: dict[tuple, _Program] = {}
+        self.holders: dict[str, tuple[int, ...]] = {}
+        self.sharing: dict[tuple[int, ...], Any] = {}
+        self.first_held: list[str] = []
+        self.timeline: list[TimedAction] = []
+
+    def add(self, captured: Captured, training: bool) -> _Program:
+        """Keep the program of a capture."""
+        program = _Program(captured, self)
+        shapes = tuple((s.shape, s.dtype, s.requires_grad) for s in captured.sources.values() if s.kind == "input")
+        self.programs[captured.input_tree.names, captured.input_tree.constants, shapes, training] = program
+        return program
+
+    def join(self, holders: dict[str, tuple[int, ...]]) -> None:
+        """Note who holds what, and join the ranks that hold the same parameters."""
+        self.holders = holders
+        self.first_held = [name for name, ranks in holders.items() if ranks[0] == self.rank]
+        for ranks in sorted({ranks for ranks in holders.values() if len(ranks) > 1}):
+            if self.rank in ranks:
+                processes = [rank * self.mesh.size + self.index for rank in ranks]
+                self.sharing[ranks] = dist.new_group(
+                    processes, timeout=self.channels.timeout, use_local_synchronization=True
+                )
+
+    def step(self, model: PipelineParallel, args: tuple, kwargs: dict[str, Any]) -> torch.Tensor:
+        """See `PipelineParallel.step`."""
+        args, kwargs = call_of(args, kwargs, next(iter(self.programs.values())).names)
+        tensors, tree = flatten_call(args, kwargs)
+        parts = microbatches(tensors, tree, self.pipeline.microbatches)
+        shapes = tuple((tuple(t.shape), t.dtype, t.requires_grad) for t in parts[0])
+        key = (tree.names, tree.constants, shapes, model.training)
+        program = self.programs.get(key)
+        if program is None:
+            program = self._capture(tree.build(parts[0]), model.training)
+        seed = int(torch.randint(2**62, ()))
+        works = {stage: self._work(graphs, model, tree.names, parts) for stage, graphs in program.graphs.items()}
+        self.timeline = program.executor.run(works, seed)
+        self._keep(program, works, model)
+        self._keep_inputs(works, dict(zip(tree.names, tensors, strict=True)), splits(tensors))
+        return self._loss(program, works)
+
+    def _work(self, graphs: StageGraphs, model: nn.Module, names: tuple[str, ...], parts: list) -> StageWork:
+        sources = graphs.stage.captured.sources.values()
+        held = {s.name: local_of(held_by(model, s.name)).detach() for s in sources if s.kind in ("parameter", "buffer")}
+        held |= {s.name: held_by(model, s.name) for s in sources if s.kind == "constant"}
+        given = [
+            {
+                name: self._piece(tensor, graphs.layouts[name])
+                for name, tensor in zip(names, part, strict=True)
+                if name in graphs.layouts
+            }
+            for part in parts
+        ]
+        return StageWork(graphs, held, given, 1.0 / self.pipeline.microbatches)
+
+    def _piece(self, tensor: torch.Tensor, layout: tuple[str, ...]) -> torch.Tensor:
+        return piece(tensor.detach(), layout, self.mesh, self.coordinate).to(self.device)
+
+    def _keep(self, program: _Program, works: dict[int, StageWork], model: nn.Module) -> None:
+        """Add up gradients, of shared parameters over all that hold them, and keep changed buffers."""
+        totals: dict[str, torch.Tensor] = {}
+        for work in works.values():
+            for name, gradient in work.gradients.items():
+                totals[name] = totals[name] + gradient if name in totals else gradient
+        for name, ranks in self.holders.items():
+            if len(ranks) > 1 and self.rank in ranks and name in program.graded:
+                like = local_of(held_by(model, name))
+                total = totals.get(name, torch.zeros_like(like)).contiguous()
+                dist.all_reduce(total, group=self.sharing[ranks])
+                totals[name] = total
+        layouts = {name: layout for work in works.values() for name, layout in work.graphs.layouts.items()}
+        for name, gradient in totals.items():
+            parameter = held_by(model, name)
+            placed = DTensor.from_local(
+                gradient,
+                self.device_mesh,
+                placements_of(layouts[name]),
+                run_check=False,
+                shape=parameter.shape,
+                stride=parameter.stride(),
+            )
+            parameter.grad = placed if parameter.grad is None else parameter.grad + placed
+        with torch.no_grad():
+            for work in works.values():
+                for name, value in work.changed().items():
+                    local_of(held_by(model, name)).copy_(value)
+
+    def _keep_inputs(self, works: dict[int, StageWork], inputs: dict[str, torch.Tensor], cut: list[bool]) -> None:
+        """Gradients of inputs, on every rank as the inputs are."""
+        for (name, tensor), split in zip(inputs.items(), cut, strict=True):
+            if not tensor.requires_grad:
+                continue
+            count = self.pipeline.microbatches
+            shape = (tensor.shape[0] // count, *tensor.shape[1:]) if split else tensor.shape
+            found = [torch.zeros(shape, dtype=tensor.dtype, device=self.device) for _ in range(count)]
+            for work in works.values():
+                for (other, microbatch), gradient in work.inputs.items():
+                    if other == name:
+                        placements = placements_of(work.graphs.layouts[name])
+                        placed = DTensor.from_local(
+                            gradient,
+                            self.device_mesh,
+                            placements,
+                            run_check=False,
+                            shape=torch.Size(shape),
+                            stride=found[0].stride(),
+                        )
+                        found[microbatch] += placed.full_tensor()
+            whole = torch.cat(found) if split else torch.stack(found).sum(0)
+            dist.all_reduce(whole, group=self.across)
+            whole = whole.to(tensor.device)
+            tensor.grad = whole if tensor.grad is None else tensor.grad + whole
+
+    def _loss(self, program: _Program, works: dict[int, StageWork]) -> torch.Tensor:
+        """The mean over the micro-batches, from the stage that makes it to all ranks."""
+        found = [value for work in works.values() for value in work.results.values()]
+        mean = torch.stack(found).mean() if found else torch.zeros((), dtype=program.loss.dtype, device=self.device)
+        dist.all_reduce(mean, group=self.across)
+        return mean
+
+    def _capture(self, call: tuple[tuple, dict[str, Any]], training: bool) -> _Program:
+        self.skeleton.train(training) if self.skeleton.training != training else None
+        mode = self.plan.options.recompute
+        try:
+            captured = capture(self.skeleton, *call, loss=self.loss, recompute=mode, again=self.again)
+            if self.sound is not None:
+                self.sound(captured)
+            return self.add(captured, training)
+        except (ReplayError, RequestError) as error:
+            raise ReplayError(
+                f"'inputs' must have shapes that the plan can split, got others than it was made for: {error}"
+            ) from error
+
+
+def parallelize_pipeline(
+    model: nn.Module,
+    captured: Captured,
+    plan: Plan,
+    device_mesh: DeviceMesh,
+    *,
+    loss: LossFunction | None = None,
+    in_place: bool = False,
+    sound: Callable[[Captured], None] | None = None,
+    timeout_s: float = 600.0,
+) -> nn.Module:
+    """`model` run by `plan`, which has a pipeline: this rank's part of it, a new module of the model's class or the
+    same one with `in_place`.
+
+    `captured` is the model on one micro-batch with its loss; `device_mesh` has the axis 'pipeline' and then those of
+    the plan's mesh. A rank that waits for another longer than `timeout_s` raises. Weights that are there are taken
+    over, rank 0's on every rank; see `passes.runtime.parallelize`.
+    """
+    assert plan.pipeline is not None
+    shape = tuple(device_mesh.mesh.shape)
+    if shape != (plan.pipeline.ranks, *plan.mesh.shape) or (device_mesh.mesh_dim_names or ())[:1] != (AXIS,):
+        raise ReplayError(
+            f"'device_mesh' must have an axis '{AXIS}' of {plan.pipeline.ranks} and the plan's mesh {plan.mesh}, got "
+            f"{'x'.join(map(str, shape))} with axes {device_mesh.mesh_dim_names}; leave it out, or plan again"
+        )
+    state = _State(on_meta(model), plan, device_mesh, loss or loss_of, captured.again, sound, timeout_s)
+    program = state.add(captured, model.training)
+    state.join(program.holders(state.places))
+    layouts = program.layouts()
+    pieces: dict[int, Any] = {}
+    for name, tensor in tensors_of(model, captured):
+        values = of_first_rank(tensor.detach(), state.device)
+        here = state.rank in state.holders.get(name, ())
+        pieces[id(tensor)] = placed_on(tensor, values, layouts[name], state.device_mesh, plan.mesh) if here else None
+    return _typed(_with_pieces(model, pieces, in_place=in_place), state)
+
+
+def _with_pieces(model: nn.Module, pieces: dict[int, Any], *, in_place: bool) -> nn.Module:
+    if in_place:
+        put(model, pieces)
+        return model
+    stand_ins = {key: torch.empty(0) for key, tensor in pieces.items() if tensor is None}
+    parallel = copy.deepcopy(model, {**pieces, **stand_ins})
+    put(parallel, {id(stand_in): None for stand_in in stand_ins.values()})
+    return parallel
+
+
+def _typed(parallel: nn.Module, state: _State) -> nn.Module:
+    cls = type(parallel)
+    parallel.__class__ = type(
+        cls.__name__, (PipelineParallel, cls), {"__module__": cls.__module__, "__qualname__": cls.__qualname__}
+    )
+    object.__setattr__(parallel, "_meshwright", state)
+    return parallel

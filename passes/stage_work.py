@@ -1,0 +1,224 @@
+"""The work of one stage on one rank: its graphs, and what it holds between its actions.
+
+Whoever runs it (the executor on real ranks, the check on simulated ones) asks for the inputs of an action's graph, runs
+the graph, and hands the results back.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from collections.abc import Iterator, Mapping, Sequence
+
+import torch
+from torch import fx
+
+from ..plans.actions import Action
+from ..plans.layouts import Layout, local_shape
+from ..plans.meshes import Mesh
+from ..plans.plan import Plan
+from ..plans.steps import parse_step
+from .collectives import Emitter
+from .graph import values_of
+from .local import LocalProgram, localize, reduction
+from .naming import draws_random
+from .split import cut
+from .stages import StageLookup, StageProgram
+from .weights import in_two_steps
+
+__all__ = ["Expected", "StageGraphs", "StageWork", "drawing", "stage_graphs"]
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Expected:
+    """A tensor that comes from another stage: its name, the shape (elements) of this rank's piece, and its dtype."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class StageGraphs:
+    """One stage as one rank runs it.
+
+    graphs      by kind of action: F, B, I, W and REDUCE_GRAD
+    taken       positions of what the backward reads that W reads as well
+    layouts     where each source lies
+    receives, receives_gradient   the pieces that come from the neighbouring stages
+    """
+
+    stage: StageProgram
+    program: LocalProgram
+    graphs: Mapping[str, fx.Graph]
+    taken: tuple[int, ...]
+    layouts: Mapping[str, Layout]
+    receives: tuple[Expected, ...]
+    receives_gradient: tuple[Expected, ...]
+
+
+def stage_graphs(
+    stage: StageProgram,
+    plan: Plan,
+    coordinate: tuple[int, ...],
+    groups: Sequence[str],
+    device: torch.device | None = None,
+) -> StageGraphs:
+    """What the rank at `coordinate` of the stage's mesh runs; `groups[a]` is the process group of mesh axis `a`.
+
+    Gradients that end in a collective are added up over the micro-batches before it, once.
+    """
+    captured, lookup, mesh = stage.captured, StageLookup(plan, stage), plan.mesh
+    parameters = [s.name for s in captured.sources.values() if s.kind == "parameter" and s.name in captured.grads]
+    late = [name for name in parameters if _ends_in_collective(lookup, name)]
+    passed = stage.sends_gradient
+    program = localize(captured, lookup, mesh, coordinate, groups, device=device, late=late, passed=passed)
+    halves = cut(program, early=plan.options.prefetch)
+    steps = in_two_steps(halves.backward, program.gradients, passed)
+    last = reduction(captured, lookup, program, Emitter(fx.Graph(), mesh, coordinate, groups, device))
+    graphs = {"F": halves.forward, "B": halves.backward, "I": steps.first, "W": steps.then, "REDUCE_GRAD": last}
+    layouts = {source.name: lookup(source.name).outputs[0] for source in captured.sources.values()}
+    expected = _Expectations(stage, lookup, mesh, coordinate)
+    return StageGraphs(
+        stage=stage,
+        program=program,
+        graphs=graphs,
+        taken=steps.taken,
+        layouts={name: layout for name, layout in layouts.items() if layout is not None},
+        receives=expected.of(stage.receives),
+        receives_gradient=expected.of(stage.receives_gradient),
+    )
+
+
+def _ends_in_collective(lookup: StageLookup, name: str) -> bool:
+    return any(not parse_step(text).is_local for text in lookup(f"{name}::gradient").inputs[0].steps)
+
+
+@contextlib.contextmanager
+def drawing(graphs: StageGraphs, action: Action, seed: int) -> Iterator[None]:
+    """What the forward draws at random depends on the step's seed, the stage and the micro-batch alone: not on the
+    order of actions, and never is one stage's draw that of another."""
+    if action.kind != "F" or not any(draws_random(n) for n in graphs.graphs["F"].nodes if n.op == "call_function"):
+        yield
+        return
+    devices = [torch.cuda.current_device()] if torch.cuda.is_available() else []
+    with torch.random.fork_rng(devices=devices):
+        torch.manual_seed((seed + 1_000_003 * action.stage + 7_368_787 * (action.microbatch or 0)) % 2**63)
+        yield
+
+
+class _Expectations:
+    def __init__(self, stage: StageProgram, lookup: StageLookup, mesh: Mesh, coordinate: tuple[int, ...]) -> None:
+        self.lookup, self.mesh, self.coordinate = lookup, mesh, coordinate
+        captured = stage.captured
+        self.nodes = {captured.names[n]: n for n in (*captured.sources, *captured.tangents.values())}
+
+    def of(self, names: Sequence[str]) -> tuple[Expected, ...]:
+        return tuple(self._one(name) for name in names)
+
+    def _one(self, name: str) -> Expected:
+        value, layout = values_of(self.nodes[name])[0], self.lookup(name).outputs[0]
+        assert value is not None and layout is not None
+        shape = local_shape(value.shape, layout, self.mesh.shape, self.coordinate)
+        return Expected(name=name, shape=shape, dtype=value.dtype)
+
+
+class StageWork:
+    """One training step of one stage: its activations by micro-batch, its gradients as they add up.
+
+    held      this rank's pieces of the parameters, buffers and constants, by name
+    batches   this rank's pieces of the inputs, by micro-batch and name
+    scale     what the tangent of the loss is: 1 / the number of micro-batches, so that gradients are those of the mean
+    """
+
+    def __init__(
+        self,
+        graphs: StageGraphs,
+        held: Mapping[str, torch.Tensor],
+        batches: Sequence[Mapping[str, torch.Tensor]],
+        scale: float,
+    ) -> None:
+        self.graphs, self.batches, self.scale = graphs, batches, scale
+        self.program, self.stage = graphs.program, graphs.stage
+        self.held = dict(held)
+        self.results: dict[tuple[int, int], torch.Tensor] = {}
+        self.gradients: dict[str, torch.Tensor] = {}
+        self.inputs: dict[tuple[str, int], torch.Tensor] = {}
+        self._saved: dict[int, list[torch.Tensor]] = {}
+        self._between: dict[int, list[torch.Tensor]] = {}
+        self._owned: set[str] = set()
+
+    def give(self, action: Action, received: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """The inputs of the action's graph; `received` is what the neighbouring stage made for it."""
+        if action.kind == "REDUCE_GRAD":
+            return [self.gradients[name] for name in self.program.late]
+        assert action.microbatch is not None
+        if action.kind == "F":
+            given = {**self.held, **self.batches[action.microbatch]}
+            given |= dict(zip(self.stage.receives, received, strict=True))
+            return [given[name] for name in self.program.sources]
+        if action.kind == "W":
+            return self._between.pop(action.microbatch)
+        given = [*self._saved.pop(action.microbatch), *self._tangents(action.microbatch, received)]
+        if action.kind == "I":
+            self._between[action.microbatch] = [given[at] for at in self.graphs.taken]
+        return given
+
+    def take(self, action: Action, results: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """Keep what the graph gave; what goes on to the neighbouring stage."""
+        if action.kind == "REDUCE_GRAD":
+            self.gradients |= dict(zip(self.program.late, results, strict=True))
+            return []
+        assert action.microbatch is not None
+        if action.kind == "F":
+            return self._forward(action.microbatch, results)
+        passed = set(self.stage.sends_gradient)
+        names = [n for n in self.program.gradients if action.kind == "B" or (n in passed) == (action.kind == "I")]
+        found = dict(zip(names, results, strict=False))
+        if action.kind == "I":
+            self._between[action.microbatch] += results[len(names) :]
+        for name in names:
+            if name not in passed:
+                self._add(name, action.microbatch, found[name])
+        return [found[name] for name in self.stage.sends_gradient] if action.kind != "W" else []
+
+    def changed(self) -> dict[str, torch.Tensor]:
+        """Buffers after the step that the forward changes."""
+        return {name: self.held[name] for name in self.program.mutations if name in self.held}
+
+    def _forward(self, microbatch: int, results: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        program, stage = self.program, self.stage
+        outputs = dict(zip(program.outputs, results, strict=False))
+        count = len(outputs) + len(program.mutations)
+        for name, value in zip(program.mutations, results[len(outputs) : count], strict=True):
+            # Not in place: earlier micro-batches may still need the value that they read.
+            self.held[name] = value
+        self.results |= {(model, microbatch): outputs[at] for model, at in stage.results.items()}
+        self._saved[microbatch] = list(results[count:])
+        return [outputs[at] for at in range(len(stage.sends))]
+
+    def _tangents(self, microbatch: int, received: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        given = dict(zip(self.stage.receives_gradient, received, strict=True))
+        own = {at: model for model, at in self.stage.results.items()}
+        found = []
+        for index, node in self.stage.captured.tangents.items():
+            if index in own:
+                found.append(torch.full_like(self.results[own[index], microbatch], self.scale))
+            else:
+                found.append(given[self.stage.captured.names[node]])
+        return found
+
+    def _add(self, name: str, microbatch: int, gradient: torch.Tensor) -> None:
+        if self.graphs.stage.captured.sources[self._node(name)].kind == "input":
+            self.inputs[name, microbatch] = gradient
+        elif name not in self.gradients:
+            self.gradients[name] = gradient
+        elif name in self._owned:
+            self.gradients[name].add_(gradient)
+        else:
+            # The first one may be part of what the graph still holds.
+            self.gradients[name] = self.gradients[name] + gradient
+            self._owned.add(name)
+
+    def _node(self, name: str) -> fx.Node:
+        return next(node for node, source in self.stage.captured.sources.items() if source.name == name)
