@@ -233,6 +233,9 @@ def plan_command(
 @click.option("--ranks", type=click.Choice(["simulated", "gloo"]), default="simulated", show_default=True)
 @click.option("--random", type=click.IntRange(min=1, max=10**6), help="Check so many random plans and not the best.")
 @click.option("--seed", type=click.IntRange(min=0, max=2**62), default=0, show_default=True)
+@click.option("--pipeline", type=_SIZE, help="Cut the model into stages for so many pipeline ranks, each a --mesh.")
+@click.option("--microbatches", type=_SIZE, help="Cut the batch into so many.  [default: 1]")
+@click.option("--schedule", help="How the pipeline runs: 1f1b, zb-h1, interleaved:2, ...  [default: 1f1b]")
 @click.option("--memory-limit", help="Bytes per device that the plan may use, e.g. 400kB.")
 @click.option("--recipe", help="Check the best plan of a recipe, e.g. fsdp+tp.")
 @click.option("--replicate", multiple=True, help="An op without a sharding rule that may run whole everywhere.")
@@ -247,6 +250,9 @@ def check_command(
     ranks: str,
     random: int | None,
     seed: int,
+    pipeline: int | None,
+    microbatches: int | None,
+    schedule: str | None,
     memory_limit: str | None,
     recipe: str | None,
     replicate: tuple[str, ...],
@@ -263,7 +269,12 @@ def check_command(
         raise RequestError("'--plan' must not be given with '--random', got both; give one of them")
     if plan_path is not None and recipe is not None:
         raise RequestError("'--recipe' must not be given with '--plan', got both; give one of them")
+    if plan_path is not None and (pipeline or microbatches or schedule):
+        raise RequestError("'--plan' must not be given with a pipeline, got both: it has its own; give one of them")
+    if schedule is not None and pipeline is None:
+        raise RequestError("'--schedule' must be given with '--pipeline', got it alone; add e.g. --pipeline 2")
     plan = None if plan_path is None else Plan.load(plan_path)
+    mesh = "1" if mesh is None and pipeline is not None else mesh
     if mesh is None and plan is None:
         raise RequestError("'--mesh' must be given where there is no '--plan', got neither; add e.g. --mesh 2x2")
     grid = plan.mesh if mesh is None and plan is not None else Mesh.parse(mesh or "")
@@ -274,6 +285,9 @@ def check_command(
         ranks=ranks,
         random=random,
         seed=seed,
+        pipeline=pipeline,
+        microbatches=microbatches,
+        schedule=schedule or "1f1b",
         memory_limit_bytes=None if memory_limit is None else parse_bytes("--memory-limit", memory_limit),
         recipe=recipe,
         replicate=replicate,

@@ -23,7 +23,8 @@ from .graph import values_of
 from .local import LocalProgram, localize, reduction
 from .naming import draws_random
 from .split import cut
-from .stages import StageLookup, StageProgram
+from .stage_lookup import StageLookup
+from .stages import StageProgram
 from .weights import in_two_steps
 
 __all__ = ["Expected", "StageGraphs", "StageWork", "drawing", "stage_graphs"]

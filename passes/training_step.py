@@ -1,5 +1,4 @@
-"""What `model.step` takes and gives, with a pipeline or without: a batch in, the loss out, gradients where the optimizer
-looks for them."""
+"""What `model.step` takes and gives, with a pipeline or without."""
 
 from __future__ import annotations
 
@@ -38,7 +37,7 @@ def loss_of(out: Any) -> torch.Tensor:
     """The loss in a model's output: the output itself where it is one number, or its `loss`."""
     found = out.get("loss") if hasattr(out, "get") else getattr(out, "loss", out)
     if isinstance(found, torch.Tensor) and found.numel() == 1 and found.is_floating_point():
-        return found.reshape(())
+        return found.reshape(()) if found.dim() else found
     raise RequestError(
         f"'loss' must be given for a model whose output is no loss, got an output of type {type(out).__name__}; "
         "pass loss=FUNCTION when you plan and apply, or let the model return its loss"

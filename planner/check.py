@@ -36,6 +36,7 @@ __all__ = [
     "tolerance_of",
     "train",
     "train_in_place",
+    "train_steps",
 ]
 
 LossFunction = Callable[[Any], torch.Tensor]
@@ -141,18 +142,39 @@ def train_in_place(
     accumulate: int,
 ) -> Record:
     """`train` without the copies; of a parallel model the whole tensors are recorded."""
-    trained = [p for p in model.parameters() if p.requires_grad]
-    optimizer = torch.optim.AdamW(trained, lr=1e-3, eps=EPS, foreach=False) if trained else None
-    record = Record()
-    tensors, tree = flatten_call(*inputs)
-    for step in range(steps):
-        torch.manual_seed(seed + step)
+
+    def passes(record: Record, step: int) -> list[torch.Tensor]:
         values = []
         for _ in range(accumulate):
             out = model(*inputs[0], **inputs[1])
             record.put_outputs(out, step)
             values.append(loss(out))
             values[-1].backward()
+        return values
+
+    return _train(model, inputs, passes, steps=steps, seed=seed)
+
+
+def train_steps(model: Any, inputs: tuple[tuple, dict[str, Any]], *, steps: int, seed: int) -> Record:
+    """`train_in_place` by `model.step`."""
+    return _train(model, inputs, lambda record, step: [model.step(*inputs[0], **inputs[1])], steps=steps, seed=seed)
+
+
+def _train(
+    model: nn.Module,
+    inputs: tuple[tuple, dict[str, Any]],
+    passes: Callable[[Record, int], list[torch.Tensor]],
+    *,
+    steps: int,
+    seed: int,
+) -> Record:
+    trained = [p for p in model.parameters() if p.requires_grad]
+    optimizer = torch.optim.AdamW(trained, lr=1e-3, eps=EPS, foreach=False) if trained else None
+    record = Record()
+    tensors, tree = flatten_call(*inputs)
+    for step in range(steps):
+        torch.manual_seed(seed + step)
+        values = passes(record, step)
         record.put("loss", f"step {step}", torch.stack([v.detach() for v in values]))
         for name, parameter in model.named_parameters():
             record.put("gradient", f"{name} step {step}", _whole(parameter.grad))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -20,8 +20,6 @@ from ..plans.plan import Plan
 from .check import EPS, Record
 
 __all__ = ["simulate_pipeline"]
-
-LossFunction = Callable[[Any], torch.Tensor]
 
 
 def simulate_pipeline(

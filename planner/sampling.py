@@ -27,6 +27,8 @@ def sample(problem: Problem, rng: random.Random, tries: int = 200) -> tuple[int,
     """
     full = complete(problem)
     small, lift = restrict(full, consistent(full))
+    if max(small.sizes, default=1) == 1:
+        return lift((0,) * len(small.nodes))
     edges = {pair: np.where(np.isfinite(matrix), 0.0, math.inf) for pair, matrix in small.edges.items()}
     steps = order(small.sizes, edges, cap=_TABLE)
     tables = eliminate(steps, [np.zeros(size) for size in small.sizes], edges)

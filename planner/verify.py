@@ -12,6 +12,7 @@ from torch import nn
 
 from ..passes.graph import Captured
 from ..passes.lookup import PlanLookup
+from ..passes.naming import op_name
 from ..passes.recompute import Recompute
 from ..plans.clusters import Cluster
 from ..plans.errors import Infeasible, ReplayError, RequestError
@@ -25,7 +26,7 @@ from .own_rules import OpRule
 from .problem import Solution, Stats, evaluate
 from .sampling import sample
 
-__all__ = ["check", "random_plan", "usual_cluster"]
+__all__ = ["check", "has_entries", "random_plan", "usual_cluster"]
 
 LossFunction = Callable[[Any], torch.Tensor]
 # How many random plans are counted before a limit is called too low for one.
@@ -45,6 +46,9 @@ def check(
     steps: int = 3,
     accumulate: int = 1,
     build: Build | None = None,
+    pipeline: int | None = None,
+    microbatches: int | None = None,
+    schedule: str = "1f1b",
     **options: Any,
 ) -> CheckReport:
     """Whether the planned program computes what `model` computes: loss, outputs, gradients, buffers, and parameters
@@ -53,12 +57,22 @@ def check(
     The plan is `plan`, or `random` random feasible ones, or the one that the planner chooses for `mesh`. `loss` is what
     the user applies to the model's output (default: its loss, a scalar itself, or a mean square). A model that is
     float32 throughout is checked in float64. Ranks are simulated in this process; with `build` (see planner/gloo.py)
-    they are real gloo processes. Other `options` are those of `plan`. The report is that of the worst plan tried.
+    they are real gloo processes. With `pipeline` ranks, each with `mesh`, the batch is cut into `microbatches` and the
+    model into stages of equally many blocks, run by the schedule called `schedule`; a `plan` may have a pipeline of its
+    own. Other `options` are those of `plan`. The report is that of the worst plan tried.
     """
     if any(t.device.type == "meta" for t in (*model.parameters(), *model.buffers())):
         raise RequestError(
             "'model' must have weights to be checked, got one on the meta device; use a smaller one, e.g. a -tiny spec"
         )
+    if pipeline is not None or microbatches is not None or (plan is not None and plan.pipeline is not None):
+        from .verify_pipeline import check_pipeline
+
+        grid = Mesh.parse(mesh) if isinstance(mesh, str) else mesh
+        return check_pipeline(
+            model, tuple(args), dict(kwargs or {}), mesh=grid, plan=plan, pipeline=pipeline, microbatches=microbatches,
+            schedule=schedule, loss=loss, random=random, seed=seed, steps=steps, build=build, **options,
+        )  # fmt: skip
     given = _Given(model=model, args=tuple(args), kwargs=dict(kwargs or {}))
     grid, inner = _grid(mesh, plan), None
     if plan is not None:
@@ -71,7 +85,7 @@ def check(
     worst: CheckReport | None = None
     for found in _plans(planned, plan, random, seed, {"cluster": usual_cluster(grid), **options, "mesh": grid}):
         ran, captured = wide, wide.captured(found, inner)
-        if planned is not wide and not _has_entries(found, captured):
+        if planned is not wide and not has_entries(found, captured):
             # The model asks for float32 itself: in float64 that is another program.
             ran, captured = planned, planned.captured(found, inner)
             reference = train(planned.model, planned.args, planned.kwargs, outer, **run)
@@ -137,18 +151,19 @@ def _inner_loss(
     """The loss if it is part of `plan`, once it is sure that the plan is for the model."""
     call = (given.model, given.args, given.kwargs)
     without = capture_for(plan, *call, None, rules)
-    if loss is None or _has_entries(plan, without):
+    if loss is None or has_entries(plan, without):
         return None
     capture_for(plan, *call, loss, rules)
     return loss
 
 
-def _has_entries(plan: Plan, captured: Captured) -> bool:
+def has_entries(plan: Plan, captured: Captured) -> bool:
     """Whether `plan` knows every op of `captured`."""
     lookup = PlanLookup(plan)
     try:
         for node in captured.ops():
-            lookup(captured.names[node])
+            if op_name(node) != "getitem":
+                lookup(captured.names[node])
     except ReplayError:
         return False
     return True

@@ -1,0 +1,68 @@
+"""Pipelines on simulated ranks compute what one process computes on the whole batch: losses, gradients, parameters."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+import torch
+from torch import nn
+
+from meshwright.planner.check import CheckReport, compare, default_loss, train
+from meshwright.planner.check_pipeline import simulate_pipeline
+from meshwright.planner.zoo import named_schedule
+from meshwright.plans import Plan
+
+from ..pipelines import Tied, Twisted, batch_of, pipelined, random_schedule
+
+TOLERANCE = 1e-10
+
+
+def checked(model: nn.Module, args: tuple, plan: Plan, captured: object) -> CheckReport:
+    want = train(model, args, {}, default_loss, steps=3, seed=0)
+    got = simulate_pipeline(model, args, {}, captured, plan)  # type: ignore[arg-type]
+    return compare(want, got, captured, TOLERANCE, 0, loss_inside=True)  # type: ignore[arg-type]
+
+
+def model_of(kind: type[nn.Module]) -> nn.Module:
+    torch.manual_seed(0)
+    return kind().double()
+
+
+def trial(seed: int) -> CheckReport:
+    """A random pipeline of a small model."""
+    rng = random.Random(seed)
+    model = model_of(rng.choice([Twisted, Tied]))
+    microbatches = rng.choice([1, 2, 4])
+    args = batch_of(model, 4)
+    ranks = rng.randint(1, 3)
+    schedule = random_schedule(rng.randint(max(2, ranks), 5), ranks, microbatches, rng)
+    mesh = rng.choice(["1", "2", "2", "2x2"])
+    recompute = rng.choice(["none", "pointwise", "block"])
+    plan, captured = pipelined(model, args, mesh=mesh, schedule=schedule, seed=seed, recompute=recompute)
+    return checked(model, args, plan, captured)
+
+
+@pytest.mark.parametrize("seed", [0, 2])
+def test_random_pipelines(seed: int) -> None:
+    report = trial(seed)
+    assert report.equal and report.compared > 10, report
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(3, 60))
+def test_more_random_pipelines(seed: int) -> None:
+    report = trial(seed)
+    assert report.equal and report.compared > 10, report
+
+
+def test_a_tied_weight_in_stages_of_one_rank_and_of_two() -> None:
+    """Divided once, and summed over all that hold it, whether its stages are together or apart."""
+    model = model_of(Tied)
+    args = batch_of(model)
+    for placement in ("zb-v", "interleaved:2"):
+        schedule = named_schedule(placement, 2, 4)
+        firsts = ("", "blocks.0", "blocks.1", "head")
+        plan, captured = pipelined(model, args, mesh="2", schedule=schedule, seed=0, firsts=firsts)
+        report = checked(model, args, plan, captured)
+        assert report.equal, report
