@@ -20,6 +20,10 @@ TOLERANCE = 1e-10
 
 def checked(model: nn.Module, args: tuple, plan: Plan, captured: object) -> CheckReport:
     want = train(model, args, {}, default_loss, steps=3, seed=0)
+    if isinstance(model, Twisted):
+        # The forward changes it once for each micro-batch.
+        assert plan.pipeline is not None
+        want.values["buffer", "seen"] *= plan.pipeline.microbatches  # type: ignore[operator]
     got = simulate_pipeline(model, args, {}, captured, plan)  # type: ignore[arg-type]
     return compare(want, got, captured, TOLERANCE, 0, loss_inside=True)  # type: ignore[arg-type]
 
@@ -43,7 +47,7 @@ def trial(seed: int) -> CheckReport:
     return checked(model, args, plan, captured)
 
 
-@pytest.mark.parametrize("seed", [0, 2])
+@pytest.mark.parametrize("seed", range(3))
 def test_random_pipelines(seed: int) -> None:
     report = trial(seed)
     assert report.equal and report.compared > 10, report
