@@ -23,7 +23,8 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from ..passes.graph import Captured
 from ..passes.holdings import Kind, kinds_of, local_pieces, put_together, tensors_of
-from ..passes.runtime import on_meta, parallelize
+from ..passes.placing import on_meta
+from ..passes.runtime import parallelize
 from ..plans.errors import RequestError
 from ..plans.plan import Plan
 from .apply import capture_for
