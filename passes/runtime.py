@@ -79,6 +79,12 @@ class Program:
     def local(self, tensor: torch.Tensor, layout: Layout, device_mesh: DeviceMesh) -> torch.Tensor:
         """This rank's piece of an input."""
         if isinstance(tensor, DTensor):
+            if tensor.device_mesh != device_mesh:
+                # `redistribute` would leave it on its own mesh without a word where the placements are the same.
+                raise ReplayError(
+                    f"'inputs' must lie on the mesh that the model runs on, {device_mesh}, got one on "
+                    f"{tensor.device_mesh}; give it whole, or make it anew on this mesh"
+                )
             return tensor.redistribute(device_mesh, placements_of(layout)).to_local()
         if all(p == "R" for p in layout):
             return tensor.to(self.device)

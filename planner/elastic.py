@@ -240,6 +240,8 @@ class Elastic:
         training = self._training
         if self._running.scheduler is not None:
             self._running.scheduler.step()
+        if training.done == 0:
+            training.forget_weights()
         training.done += 1
         training.stage = "stepped"
         self._watch.done = training.done

@@ -55,6 +55,7 @@ class Regroup:
         self.timeout = timedelta(seconds=timeout_s)
         self.groups = Groups()
         self.seconds: dict[str, float] = {}
+        self.base_done: int | None = None
 
     def run(self) -> Groups:
         """Leave the old groups and come out training in `epoch`; SystemExit where this process is to leave."""
@@ -69,6 +70,7 @@ class Regroup:
             base, holders = self._agree()
         with self._timed("plan"):
             before = None if base is None else base.plan
+            self.base_done = None if base is None else base.done
             plan = self._plan(before)
             training.take_apart()
         with self._timed("move"):
@@ -179,7 +181,9 @@ class Regroup:
         migration = migrate(tensors, {*holders, *members})
         agree(self.groups.control, {"step": base.done, "migration": migration.digest()})
         if migration.missing:
-            self._refuse_without_checkpoint(migration)
+            # Before the first step the weights that the model came with are the state.
+            if base.done > 0:
+                self._refuse_without_checkpoint(migration)
             return None
         held = training.settled
         sources = (
@@ -234,7 +238,7 @@ class Regroup:
         self.watch.groups |= {name: mesh.get_group(name) for name in plan.mesh.axis_names}
         if state is None:
             state = self._from_checkpoint(plan, mesh)
-        if state is None and self.watch.store.check(["trained"]):
+        if state is None and self.base_done != 0 and self.watch.store.check(["trained"]):
             raise StateLost(
                 "'checkpoint' must hold the state when all processes that held it are lost, got none; pass "
                 "checkpoint=FOLDER to elastic"
@@ -243,7 +247,6 @@ class Regroup:
         if training.settled is None:
             training.fresh = training.version_of(running, self.epoch.number)
             self._settle()
-        training.forget_weights()
         training.running, training.settled = running, None
         training.stage = "between"
 

@@ -168,7 +168,7 @@ class Training:
         return Running(model=model, optimizer=optimizer, scheduler=scheduler, plan=plan, ranks=ranks, version=version)
 
     def forget_weights(self) -> None:
-        """The state has been settled: the weights that the model was given with are not needed any more."""
+        """A step was done: the weights that the model was given with are not needed any more."""
         if self._skeleton is not None:
             self.request = replace(self.request, model=self._skeleton)
 

@@ -28,16 +28,18 @@ SAMPLES, SIZE, EPOCHS = 22, 6, 3
 
 
 class Net(nn.Module):
-    """Uneven dims, a buffer that each forward changes, random draws."""
+    """Uneven dims, one element for many ranks, buffers that each forward changes, random draws."""
 
     def __init__(self) -> None:
         super().__init__()
         self.up = nn.Linear(5, 10)
         self.norm = nn.BatchNorm1d(10)
         self.down = nn.Linear(10, 7)
+        self.gain = nn.Parameter(torch.ones(1))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.down(nn.functional.dropout(nn.functional.gelu(self.norm(self.up(x))), 0.1, self.training))
+        hidden = nn.functional.dropout(nn.functional.gelu(self.norm(self.up(x))), 0.1, self.training)
+        return self.down(hidden) * self.gain
 
 
 def net(*, plain: bool) -> nn.Module:
@@ -104,6 +106,8 @@ def dump(job: mw.Elastic, name: str) -> None:
     for label, tensor in job._training.tensors()[0].items():
         local, offset = tensor, (0,) * tensor.dim()
         if isinstance(tensor, DTensor):
+            # `redistribute` to another mesh would have left it on the old one without a word.
+            assert tensor.device_mesh.size() == len(job.members), label
             local = tensor.to_local()
             _, offset = compute_local_shape_and_global_offset(tensor.shape, tensor.device_mesh, tensor.placements)
         held[label] = (tuple(tensor.shape), tuple(offset), local.clone())
@@ -116,6 +120,8 @@ def faulty(job_faults: Faults) -> None:
 
     def phase(self: Any, name: str) -> Any:
         job_faults.who, job_faults.epoch = self.watch.me, self.epoch.number
+        if name == "leave":
+            note({"left": self.epoch.number, "time": time.time()})
         job_faults.at(name)
         return timed(self, name)
 
@@ -137,9 +143,10 @@ def main(options: dict[str, Any]) -> None:
         net(plain=plain), example, optimizer=adamw, scheduler=decay, timeout_s=options.get("timeout_s", 60.0),
         dynamic=None if plain else {"x": {0: (2, 12)}}, **{key: options[key] for key in keys if key in options},
     )  # fmt: skip
+    (folder / f"pid-{job.number}").write_text(str(os.getpid()), encoding="utf-8")
     entered = 0
     for batch, indices in job.batches(samples, SIZE, epochs=options.get("epochs", EPOCHS), seed=3):
-        faults.step, before = job.done, (job.done, job.plan.digest(), job.members)
+        faults.who, faults.step, before = job.number, job.done, (job.done, job.plan.digest(), job.members)
         if job._watch.epoch != entered:
             entered = job._watch.epoch
             dump(job, f"resume-{job.number}-{entered}-{job.done}")
@@ -161,6 +168,8 @@ def main(options: dict[str, Any]) -> None:
                 "step": before[0], "loss": loss.item(), "samples": indices.tolist(), "digest": before[1],
                 "members": before[2], "began": began, "ended": time.time(), "epoch": entered,
             })  # fmt: skip
+        if not (folder / "begun").exists():
+            (folder / "begun").touch()
         time.sleep(options.get("pause_s", 0.0))
     note({"finished": job.done})
 

@@ -5,10 +5,8 @@ What the processes do is in elastic_train.py. Every run has a watchdog: a proces
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
-import signal
 import subprocess
 import sys
 from collections import Counter
@@ -19,18 +17,18 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed.checkpoint as dcp
 
 from meshwright.plans.batches import Batches
 
 from . import elastic_train as script
 
 ROOT = Path(script.__file__).parent.parent
-WATCHDOG_S = 170
 TOLERANCE = 1e-12
 # Split over tensor parallel ranks, with a replica on each data parallel one; buffers whole there, too.
 SHARDED = {
     "mesh": "2x2",
-    "constraints": ["*.weight = R,S(0)", "*.bias = R,S(0)", "norm.running_* = R,*", "args.0 = S(0),R"],
+    "constraints": ["*.weight = R,S(0)", "*.bias = R,S(0)", "gain = R,S(0)", "norm.running_* = R,*", "args.0 = S(0),R"],
 }
 
 
@@ -42,6 +40,7 @@ class Run:
     said: str
     folder: Path
     entries: list[dict[str, Any]]
+    seconds: float
 
     def losses(self) -> dict[int, list[float]]:
         """By step, from every process that finished it."""
@@ -57,38 +56,39 @@ class Run:
         return [by_epoch[number] for number in sorted(by_epoch)]
 
 
-def command(nproc: int, folder: Path, options: dict[str, Any], *flags: str) -> list[str]:
-    words = ["-m", "meshwright", "run", "--nproc", str(nproc), *flags]
-    return [sys.executable, *words, str(ROOT / "tests/elastic_train.py"), str(folder), json.dumps(options)]
+def several(folder: Path, runs: dict[str, dict[str, Any]], watchdog_s: float = 60.0) -> dict[str, Run]:
+    """Runs one after another: `nproc`, `limits`, and the script's options, by name."""
+    asked = [
+        {
+            "folder": str(folder / name),
+            "nproc": options.pop("nproc", 4),
+            "limits": options.pop("limits", {}),
+            "options": options,
+            "watchdog_s": watchdog_s,
+        }
+        for name, options in ((name, dict(given)) for name, given in runs.items())
+    ]
+    listed = folder / "runs.json"
+    listed.write_text(json.dumps(asked), encoding="utf-8")
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONDONTWRITEBYTECODE": "1", "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(
+        [sys.executable, str(ROOT / "tests/elastic_runs.py"), str(listed)],
+        cwd=ROOT,
+        env=environment,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=60 + (watchdog_s + 5) * len(runs),
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    return {name: left(folder / name) for name in runs}
 
 
-def environment() -> dict[str, str]:
-    return {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONDONTWRITEBYTECODE": "1", "OMP_NUM_THREADS": "1"}
-
-
-@contextlib.contextmanager
-def started(words: list[str], log: Path) -> Iterator[subprocess.Popen]:
-    """A process that is gone at the end, with all that it started."""
-    with log.open("w", encoding="utf-8") as stream:
-        process = subprocess.Popen(
-            words, env=environment(), stdin=subprocess.DEVNULL, stdout=stream, stderr=subprocess.STDOUT
-        )
-    try:
-        yield process
-    finally:
-        process.kill()
-        process.wait()
-
-
-def run(nproc: int, folder: Path, *flags: str, **options: Any) -> Run:
-    folder.mkdir(exist_ok=True)
-    log = folder / "log.txt"
-    with started(command(nproc, folder, options, *flags), log) as process:
-        try:
-            code = process.wait(WATCHDOG_S)
-        except subprocess.TimeoutExpired:
-            code = -signal.SIGALRM
-    return Run(code=code, said=log.read_text(encoding="utf-8"), folder=folder, entries=list(entries(folder)))
+def left(folder: Path) -> Run:
+    code, seconds = (folder / "code.txt").read_text(encoding="utf-8").split()
+    said = (folder / "log.txt").read_text(encoding="utf-8")
+    return Run(code=int(code), said=said, folder=folder, entries=list(entries(folder)), seconds=float(seconds))
 
 
 def entries(folder: Path) -> Iterator[dict[str, Any]]:
@@ -145,14 +145,7 @@ def equal_to_donors(folder: Path) -> Iterator[str]:
         before = sorted(folder.glob(f"state-*-{done}.pt"))
         if done == "0" or not before:
             continue
-        whole: dict[str, torch.Tensor] = {}
-        covered: dict[str, torch.Tensor] = {}
-        for other in before:
-            for label, (shape, offset, local) in torch.load(other, weights_only=True).items():
-                tensor = whole.setdefault(label, torch.zeros(shape, dtype=local.dtype))
-                mask = covered.setdefault(label, torch.zeros(shape, dtype=torch.bool))
-                cut(tensor, offset, local.shape).copy_(local)
-                cut(mask, offset, local.shape).fill_(True)
+        whole, covered = assembled(before)
         resumed = torch.load(path, weights_only=True)
         assert resumed.keys() == whole.keys()
         for label, (shape, offset, local) in resumed.items():
@@ -160,6 +153,19 @@ def equal_to_donors(folder: Path) -> Iterator[str]:
             assert torch.equal(cut(whole[label], offset, local.shape), local), f"{label} on {who} in epoch {epoch}"
             assert tuple(whole[label].shape) == shape
         yield path.stem
+
+
+def assembled(paths: list[Path]) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
+    """Whole tensors from the pieces in the files, and which of their elements are known."""
+    whole: dict[str, torch.Tensor] = {}
+    covered: dict[str, torch.Tensor] = {}
+    for path in paths:
+        for label, (shape, offset, local) in torch.load(path, weights_only=True).items():
+            tensor = whole.setdefault(label, torch.zeros(shape, dtype=local.dtype))
+            mask = covered.setdefault(label, torch.zeros(shape, dtype=torch.bool))
+            cut(tensor, offset, local.shape).copy_(local)
+            cut(mask, offset, local.shape).fill_(True)
+    return whole, covered
 
 
 def cut(tensor: torch.Tensor, offset: tuple[int, ...], shape: Any) -> torch.Tensor:
@@ -172,15 +178,125 @@ def kill(who: int, step: int, at: str, **more: Any) -> dict[str, Any]:
     return {"who": who, "step": step, "at": at, **more}
 
 
+def quick() -> dict[str, Any]:
+    return {"plain": True, "samples": 12, "epochs": 3, "mesh": "3", "constraints": ["*.weight = R", "*.bias = R"]}
+
+
 def test_training_goes_on_when_processes_are_killed(tmp_path: Path) -> None:
-    options = {"plain": True, "samples": 12, "epochs": 3, "mesh": "3", "constraints": ["*.weight = R", "*.bias = R"]}
-    found = run(3, tmp_path, **options, faults=[kill(0, 2, "backward"), kill(2, 4, "optimizer")])
+    faults = [kill(0, 2, "backward"), kill(2, 4, "optimizer")]
+    found = several(tmp_path, {"run": {"nproc": 3, **quick(), "faults": faults}})["run"]
     sound(found, reference(12, 3, plain=True), samples=12, resumes=3)
     assert found.members() == [(0, 1, 2), (1, 2), (1,)]
 
 
+PLACES = ("forward", "backward", "gate", "optimizer", "after")
+
+
 @pytest.mark.slow
-def test_split_state_moves_between_meshes(tmp_path: Path, alone: list[float]) -> None:
-    found = run(4, tmp_path, **SHARDED, faults=[kill(0, 2, "backward"), kill(2, 5, "optimizer")])
-    sound(found, alone, resumes=5)
-    assert found.members() == [(0, 1, 2, 3), (1, 2, 3), (1, 3)]
+@pytest.mark.parametrize("first", range(4))
+def test_each_process_in_turn_is_killed_at_each_place_down_to_one(
+    tmp_path: Path, alone: list[float], first: int
+) -> None:
+    order = [(first + i) % 4 for i in range(3)]
+    runs = {
+        place: {**SHARDED, "faults": [kill(who, 2 + 3 * i, place) for i, who in enumerate(order)]}
+        for place in PLACES[first % 2 :: 2]
+    }
+    for found in several(tmp_path, runs).values():
+        sound(found, alone, resumes=5)
+        assert [len(members) for members in found.members()] == [4, 3, 2, 1]
+
+
+@pytest.mark.slow
+def test_a_process_is_killed_while_others_regroup(tmp_path: Path, alone: list[float]) -> None:
+    runs = {
+        f"{who}-{phase}": {**SHARDED, "faults": [kill(3, 2, "backward"), {"who": who, "epoch": 2, "at": phase}]}
+        for who, phase in ((0, "join"), (1, "agree"), (0, "plan"), (2, "move"), (0, "build"))
+    }
+    for found in several(tmp_path, runs).values():
+        sound(found, alone, resumes=1)
+        assert len(found.members()[-1]) == 2
+
+
+@pytest.mark.slow
+def test_hangs_and_losses_at_once(tmp_path: Path, alone: list[float]) -> None:
+    few = {"hang_s": 2.5, "stall_s": 8.0}
+    runs = {
+        "stopped": {**SHARDED, "limits": few, "faults": [kill(0, 3, "backward", how="stop")]},
+        "asleep": {**SHARDED, "limits": few, "faults": [kill(1, 3, "backward", how="sleep")]},
+        "two at once": {**SHARDED, "faults": [kill(0, 3, "forward"), kill(1, 3, "forward")]},
+        "an error of its own": {**SHARDED, "faults": [kill(2, 3, "forward", how="raise")]},
+    }
+    found = several(tmp_path, runs)
+    sound(found["stopped"], alone, resumes=3)
+    assert "process 0 is lost: gave no sign of life for 2.5 s" in found["stopped"].said
+    sound(found["asleep"], alone, resumes=3)
+    # The message names the process and the collective that it did not enter (case 141).
+    assert "process 1 is lost: did not enter" in found["asleep"].said
+    assert "for which processes 0, 2, 3 waited" in found["asleep"].said
+    sound(found["two at once"], alone, resumes=2)
+    assert len(found["two at once"].members()[-1]) == 2
+    assert "a fault of its own" in found["an error of its own"].said
+    assert found["an error of its own"].members()[-1] == (0, 1, 3)
+
+
+@pytest.mark.slow
+def test_state_that_nobody_holds_comes_from_the_newest_complete_checkpoint(tmp_path: Path, alone: list[float]) -> None:
+    # Without replicas; process 1 ends while it saves after step 6, which leaves that checkpoint incomplete.
+    split = {"mesh": "4", "constraints": ["*.weight = S(0)", "*.bias = S(0)", "gain = S(0)"], "every": 3}
+    folder = tmp_path / "saved"
+    runs = {
+        "saving": {**split, "checkpoint": str(folder), "faults": [kill(1, 5, "save")]},
+        "again": {**split, "checkpoint": str(folder)},
+        "without": {**split, "faults": [kill(1, 5, "backward")]},
+    }
+    found = several(tmp_path, runs)
+    sound(found["saving"], alone, resumes=3)
+    # From step 3, the last complete one, and not from 6.
+    assert "epoch 2 runs from step 3" in found["saving"].said
+    # A job that was done begins where it ended, and has nothing left to do.
+    assert found["again"].code == 0 and "epoch 1 runs from step 12" in found["again"].said
+    assert not found["again"].losses()
+    assert found["without"].code == 1 and "'checkpoint' must hold what no survivor holds" in found["without"].said
+
+
+@pytest.mark.slow
+def test_a_process_comes_back(tmp_path: Path, alone: list[float]) -> None:
+    runs = {
+        "once": {**SHARDED, "pause_s": 0.3, "limits": {"respawn": 1}, "faults": [kill(2, 2, "backward")]},
+        "and is lost on its way in": {
+            **SHARDED,
+            "pause_s": 0.3,
+            "limits": {"respawn": 2},
+            "faults": [kill(0, 2, "optimizer"), {"who": 4, "epoch": 3, "at": "move"}],
+        },
+    }
+    found = several(tmp_path, runs)
+    sound(found["once"], alone, resumes=7)
+    assert found["once"].members() == [(0, 1, 2, 3), (0, 1, 3), (0, 1, 3, 4)]
+    sound(found["and is lost on its way in"], alone, resumes=6)
+    assert found["and is lost on its way in"].members()[-1] == (1, 2, 3, 5)
+
+
+@pytest.mark.slow
+def test_checkpoints_written_meanwhile_hold_the_state_of_their_step(tmp_path: Path, alone: list[float]) -> None:
+    # After every step: on the group that trains these would wait for each other.
+    saved = tmp_path / "saved"
+    given = {**SHARDED, "every": 1, "keep": 3, "checkpoint": str(saved), "faults": [kill(3, 4, "backward")]}
+    found = several(tmp_path, {"run": given})["run"]
+    sound(found, alone, resumes=3)
+    kept = sorted(saved.iterdir(), key=lambda path: int(path.name.split(".")[0].removeprefix("step-")))
+    assert [path.name.split(".")[0] for path in kept] == ["step-10", "step-11", "step-12"]
+    for path in kept:
+        done = path.name.split(".")[0].removeprefix("step-")
+        whole = assembled(sorted((tmp_path / "run").glob(f"state-*-{done}.pt")))[0]
+        tensors = {label: torch.empty_like(tensor) for label, tensor in whole.items()}
+        dcp.load({"state": tensors}, checkpoint_id=path, no_dist=True)
+        assert all(torch.equal(tensors[label], whole[label]) for label in whole)
+
+
+@pytest.mark.slow
+def test_losses_in_a_row_end_the_job(tmp_path: Path) -> None:
+    faults = [kill(0, 1, "forward"), *({"who": who, "epoch": who + 1, "at": "plan"} for who in (1, 2))]
+    found = several(tmp_path, {"run": {**quick(), "limits": {"fruitless": 2}, "faults": faults}})["run"]
+    assert found.code == 1 and "losses in a row without a step" in found.said
