@@ -141,11 +141,11 @@ class Elastic:
 
         def included() -> bool:
             first[:] = [n for n, epoch in sorted(watch.epochs.items()) if watch.me in epoch.members]
-            return bool(first)
+            return bool(first) or watch.store.check(["closed"])
 
         watch.epoch = 2**31
         watch.until(included)
-        self._agreed = first[0]
+        self._agreed = min(first, default=0)
         self._recover()
 
     def batches(self, data: Any, size: int, *, epochs: int = 1, seed: int | None = 0) -> Iterator[Any]:
@@ -240,8 +240,7 @@ class Elastic:
         training = self._training
         if self._running.scheduler is not None:
             self._running.scheduler.step()
-        if training.done == 0:
-            training.forget_weights()
+        training.forget_weights()
         training.done += 1
         training.stage = "stepped"
         self._watch.done = training.done
@@ -281,8 +280,13 @@ class Elastic:
 
     def _recover(self) -> None:
         """Enter the epoch that was agreed on, or the last one that a loss made; again as often as needed."""
-        watch = self._watch
+        watch, training = self._watch, self._training
         while True:
+            if training.running is None and training.settled is None and watch.store.check(["closed"]):
+                # It came when the job was done.
+                watch.gone = True
+                watch.tell("done", value=0)
+                raise SystemExit(0)
             watch.epoch = max(self._agreed, watch.urgent)
             watch.until(lambda: watch.epoch in watch.epochs)
             epoch = watch.epochs[watch.epoch]

@@ -78,10 +78,10 @@ class Child:
 
 
 class Processes:
-    """The training processes of this machine."""
+    """The training processes of this machine; with `loopback` all of the job's are on it."""
 
-    def __init__(self, script: str, arguments: Sequence[str], address: str) -> None:
-        self.script, self.arguments, self.address = script, tuple(arguments), address
+    def __init__(self, script: str, arguments: Sequence[str], address: str, *, loopback: bool) -> None:
+        self.script, self.arguments, self.address, self.loopback = script, tuple(arguments), address, loopback
         self.alive: dict[int, Child] = {}
 
     def start(self, who: int, slot: int) -> None:
@@ -92,7 +92,7 @@ class Processes:
         os.environ.update({STORE: self.address, WHO: str(who), "LOCAL_RANK": str(slot)})
         os.environ.setdefault("TORCH_FR_BUFFER_SIZE", "16")
         os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
-        if self.address.startswith("127."):
+        if self.loopback:
             os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
         sys.argv = [self.script, *self.arguments]
         sys.path.insert(0, os.path.dirname(os.path.abspath(self.script)))

@@ -70,7 +70,7 @@ class Supervisor:
         self.address = f"{'127.0.0.1' if host in ('0.0.0.0', '') else host}:{self.port}"
         self.store = connect(self.address)
         self.store.set("job", str(random.SystemRandom().getrandbits(32)))
-        self.local = Processes(script, arguments, self.address)
+        self.local = Processes(script, arguments, self.address, loopback=host.startswith("127."))
         self.node_of: dict[int, int] = {}
         self.node_beats: dict[int, tuple[bytes, float]] = {}
         self.ready: set[int] = set()
@@ -81,6 +81,7 @@ class Supervisor:
         self.running: set[int] = set()
         self.published = 0.0
         self.events = self.fruitless = self.best = self.code = 0
+        self.tail_failed = False
         self.respawns = limits.respawn
         self.grace: float | None = None
         self.looked = 0.0
@@ -102,7 +103,7 @@ class Supervisor:
                 if not self._decide():
                     return 1
                 time.sleep(_POLL_S)
-            return 0 if self.finished and self.code == 0 else self.code or 1
+            return 0 if self.finished and not self.tail_failed else self.code or 1
         finally:
             self.local.kill_all()
             self._end_store()
@@ -130,8 +131,9 @@ class Supervisor:
             return
         self.reasons.setdefault(who, exit_words(code))
         self.say(f"process {who} is lost: {self.reasons[who]}")
-        if self.finished or self.epoch is None or len(self.node_of) == 0:
-            self.code = code if code > 0 else 1
+        if who in self.finished:
+            self.tail_failed = True
+        self.code = code if code > 0 else 1
 
     def _read(self) -> None:
         while (event := event_at(self.store, self.events + 1)) is not None:
@@ -253,7 +255,7 @@ class Node:
         self.nproc, self.say = nproc, say
         self.store = connect(join)
         self.number = self.store.add("nodes", 1)
-        self.local = Processes(script, arguments, join)
+        self.local = Processes(script, arguments, join, loopback=join.startswith("127."))
 
     def run(self) -> int:
         """Supervise until none of its processes is left; the exit code: 0 when all ended well."""

@@ -169,7 +169,7 @@ class Training:
 
     def forget_weights(self) -> None:
         """A step was done: the weights that the model was given with are not needed any more."""
-        if self._skeleton is not None:
+        if self._skeleton is not None and self.request.model is not self._skeleton:
             self.request = replace(self.request, model=self._skeleton)
 
     @property

@@ -5,10 +5,13 @@ What the processes do is in elastic_train.py. Every run has a watchdog: a proces
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import re
 import subprocess
 import sys
+import time
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -23,7 +26,8 @@ from meshwright.plans.batches import Batches
 
 from . import elastic_train as script
 
-ROOT = Path(script.__file__).parent.parent
+SCRIPT = Path(script.__file__)
+ROOT = SCRIPT.parent.parent
 TOLERANCE = 1e-12
 # Split over tensor parallel ranks, with a replica on each data parallel one; buffers whole there, too.
 SHARDED = {
@@ -56,6 +60,10 @@ class Run:
         return [by_epoch[number] for number in sorted(by_epoch)]
 
 
+def environment() -> dict[str, str]:
+    return {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONDONTWRITEBYTECODE": "1", "OMP_NUM_THREADS": "1"}
+
+
 def several(folder: Path, runs: dict[str, dict[str, Any]], watchdog_s: float = 60.0) -> dict[str, Run]:
     """Runs one after another: `nproc`, `limits`, and the script's options, by name."""
     asked = [
@@ -70,11 +78,10 @@ def several(folder: Path, runs: dict[str, dict[str, Any]], watchdog_s: float = 6
     ]
     listed = folder / "runs.json"
     listed.write_text(json.dumps(asked), encoding="utf-8")
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONDONTWRITEBYTECODE": "1", "OMP_NUM_THREADS": "1"}
     done = subprocess.run(
         [sys.executable, str(ROOT / "tests/elastic_runs.py"), str(listed)],
         cwd=ROOT,
-        env=environment,
+        env=environment(),
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
@@ -211,7 +218,7 @@ def test_each_process_in_turn_is_killed_at_each_place_down_to_one(
 def test_a_process_is_killed_while_others_regroup(tmp_path: Path, alone: list[float]) -> None:
     runs = {
         f"{who}-{phase}": {**SHARDED, "faults": [kill(3, 2, "backward"), {"who": who, "epoch": 2, "at": phase}]}
-        for who, phase in ((0, "join"), (1, "agree"), (0, "plan"), (2, "move"), (0, "build"))
+        for who, phase in ((0, "join"), (2, "agree"), (0, "plan"), (2, "move"), (0, "build"))
     }
     for found in several(tmp_path, runs).values():
         sound(found, alone, resumes=1)
@@ -300,3 +307,76 @@ def test_losses_in_a_row_end_the_job(tmp_path: Path) -> None:
     faults = [kill(0, 1, "forward"), *({"who": who, "epoch": who + 1, "at": "plan"} for who in (1, 2))]
     found = several(tmp_path, {"run": {**quick(), "limits": {"fruitless": 2}, "faults": faults}})["run"]
     assert found.code == 1 and "losses in a row without a step" in found.said
+
+
+def meshwright(*words: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "meshwright", *words],
+        env=environment(),
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+
+
+def until(holds: Any, seconds: float = 60.0) -> None:
+    end = time.monotonic() + seconds
+    while not holds():
+        assert time.monotonic() < end, "it takes too long"
+        time.sleep(0.05)
+
+
+@contextlib.contextmanager
+def supervised(folder: Path, name: str, *words: str) -> Iterator[tuple[subprocess.Popen, Path]]:
+    """A supervisor as a user starts it; it is ended at the latest when this is left."""
+    log = folder / f"{name}.txt"
+    with log.open("w", encoding="utf-8") as stream:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "meshwright", "run", *words],
+            env=environment(),
+            stdin=subprocess.DEVNULL,
+            stdout=stream,
+            stderr=stream,
+        )
+    try:
+        yield process, log
+    finally:
+        process.kill()
+        process.wait()
+
+
+@pytest.mark.slow
+def test_processes_are_drained_and_added(tmp_path: Path, alone: list[float]) -> None:
+    options = json.dumps({**SHARDED, "pause_s": 1.0})
+    with supervised(tmp_path, "log", "--nproc", "4", str(SCRIPT), str(tmp_path), options) as (process, log):
+        until(lambda: "epoch 1 runs" in log.read_text())
+        address = re.search(r"at (\S+)", log.read_text())[1]  # type: ignore[index]
+        assert meshwright("members", address, "--drain", "0").returncode == 0
+        until(lambda: "epoch 2 runs" in log.read_text())
+        assert meshwright("members", address, "--add", "1").returncode == 0
+        code = process.wait(90)
+    found = Run(code=code, said=log.read_text(), folder=tmp_path, entries=list(entries(tmp_path)), seconds=0.0)
+    sound(found, alone, resumes=6)
+    assert found.members() == [(0, 1, 2, 3), (1, 2, 3), (1, 2, 3, 4)]
+    assert "is lost" not in found.said
+    # Nothing is done twice for a change that was asked for.
+    assert all(len(values) == len(set(values)) or len(values) <= 4 for values in found.losses().values())
+
+
+@pytest.mark.slow
+def test_a_machine_is_lost(tmp_path: Path, alone: list[float]) -> None:
+    options = json.dumps({**SHARDED, "pause_s": 0.5})
+    first = ("--nproc", "2", "--nodes", "2", "--listen", "127.0.0.1:0", "--hang-after", "3", str(SCRIPT), str(tmp_path))
+    with supervised(tmp_path, "first", *first, options) as (head, log):
+        until(lambda: "at 127" in log.read_text())
+        address = re.search(r"at (\S+)", log.read_text())[1]  # type: ignore[index]
+        other = ("--nproc", "2", "--join", address, str(SCRIPT), str(tmp_path), options)
+        with supervised(tmp_path, "second", *other) as (node, _):
+            until(lambda: "epoch 1 runs" in log.read_text())
+            until(lambda: (tmp_path / "begun").exists())
+            node.kill()
+            code = head.wait(90)
+    found = Run(code=code, said=log.read_text(), folder=tmp_path, entries=list(entries(tmp_path)), seconds=0.0)
+    sound(found, alone)
+    assert [len(members) for members in found.members()] == [4, 2]
