@@ -7,6 +7,7 @@ which it is safe to fork at any time.
 from __future__ import annotations
 
 import ctypes
+import importlib
 import os
 import runpy
 import signal
@@ -83,6 +84,8 @@ class Processes:
     def __init__(self, script: str, arguments: Sequence[str], address: str, *, loopback: bool) -> None:
         self.script, self.arguments, self.address, self.loopback = script, tuple(arguments), address, loopback
         self.alive: dict[int, Child] = {}
+        # Loaded once, before the forks: what every script of the job loads.
+        importlib.import_module(".elastic", __package__)
 
     def start(self, who: int, slot: int) -> None:
         """Start process `who`."""
