@@ -9,6 +9,7 @@ from typing import Any
 
 from torch import nn
 
+from ..plans.errors import RequestError
 from ..plans.meshes import Mesh
 from ..plans.plan import Plan
 from .api import LossFunction, plan
@@ -38,12 +39,12 @@ def plan_for(request: Request, ranks: int, before: Plan | None) -> Plan:
     """
     for known in (before, request.first):
         if known is not None and known.mesh.size == ranks:
-            return known
+            return _without_pipeline(known)
     options = {"compiled": False, **request.options}
     cluster = options.pop("cluster", None) or here(ranks)
     mesh = _mesh(request, ranks, before)
     options["constraints"] = [_fitting(c, mesh) for c in options.get("constraints", ())]
-    return plan(
+    found = plan(
         request.model,
         request.args,
         request.kwargs,
@@ -52,6 +53,16 @@ def plan_for(request: Request, ranks: int, before: Plan | None) -> Plan:
         loss=request.loss,
         **options,
     )
+    return _without_pipeline(found)
+
+
+def _without_pipeline(found: Plan) -> Plan:
+    if found.pipeline is not None:
+        raise RequestError(
+            f"'plan' must be without a pipeline for elastic training, got one of {found.pipeline.ranks} ranks; plan "
+            "with pipeline=None"
+        )
+    return found
 
 
 def _mesh(request: Request, ranks: int, before: Plan | None) -> Mesh:
