@@ -295,9 +295,12 @@ class Elastic:
             regroup = Regroup(self._training, watch, epoch, self._checkpoints, self._timeout_s)
             try:
                 self._groups = regroup.run()
-                self._saved = self._saved if self._saved <= self.done else -1
-                if self.done == 0:
+                # What was being written may be incomplete, and newcomers know nothing of it.
+                self._saved = -1
+                if self.done == 0 and self._checkpoints is not None:
+                    # From the first step on there is something to go back to.
                     self._save()
+                    self._checkpoints.wait()
                 break
             except RuntimeError:
                 if not self._lost():
