@@ -72,7 +72,7 @@ class Checkpoints:
         group: dist.ProcessGroup,
     ) -> None:
         """Begin to write the state after `done` steps; all ranks of `group` together, which nothing else uses. The
-        tensors are copied before this returns. Waits for the one before, and raises what that one met."""
+        tensors are copied before this returns. Waits for the one before; RuntimeError when that could not be written."""
         self.wait()
         path = self.folder / f"step-{done}.{token}"
         copies = {name: tensor.detach().to("cpu", copy=True) for name, tensor in tensors.items()}
@@ -83,12 +83,13 @@ class Checkpoints:
         self._thread.start()
 
     def wait(self) -> None:
-        """Wait for the checkpoint that is being written; raises what it met."""
+        """Wait for the checkpoint that is being written; RuntimeError when it could not be."""
         if self._thread is not None:
             self._thread.join()
         failed, self._thread, self._failed = self._failed, None, None
         if failed is not None:
-            raise failed
+            # PyTorch's own error for it is no Exception; a lost process may be behind it, as behind any RuntimeError.
+            raise RuntimeError(f"a checkpoint could not be written: {failed}") from failed
 
     def abandon(self) -> BaseException | None:
         """Wait for the end of one whose group may have been cut, so that it stays incomplete; what it met."""
