@@ -72,7 +72,8 @@ class Checkpoints:
         group: dist.ProcessGroup,
     ) -> None:
         """Begin to write the state after `done` steps; all ranks of `group` together, which nothing else uses. The
-        tensors are copied before this returns. Waits for the one before; RuntimeError when that could not be written."""
+        tensors are copied before this returns. Waits for the one before; RuntimeError when that could not be
+        written."""
         self.wait()
         path = self.folder / f"step-{done}.{token}"
         copies = {name: tensor.detach().to("cpu", copy=True) for name, tensor in tensors.items()}
