@@ -92,7 +92,10 @@ class Dying(torch.optim.AdamW):
 
     def step(self, closure: Any = None) -> Any:
         faults.at("optimizer")
-        return super().step(closure)
+        found = super().step(closure)
+        if job is not None and job._training.running is not None:
+            dump(job, f"state-{job.number}-{job._training.running.version}-{job.done + 1}")
+        return found
 
 
 def note(entry: dict[str, Any]) -> None:
@@ -134,6 +137,7 @@ def faulty(job_faults: Faults) -> None:
 
 
 def main(options: dict[str, Any]) -> None:
+    global job
     faulty(faults)
     plain = options.get("plain", False)
     samples = data(options.get("samples", SAMPLES))
@@ -161,8 +165,6 @@ def main(options: dict[str, Any]) -> None:
             job.optimizer.step()
             faults.at("after")
             job.optimizer.zero_grad()
-        if job.done > before[0]:
-            dump(job, f"state-{job.number}-{job.done}")
         if loss is not None and job.done > before[0]:
             note({
                 "step": before[0], "loss": loss.item(), "samples": indices.tolist(), "digest": before[1],
@@ -173,6 +175,8 @@ def main(options: dict[str, Any]) -> None:
         time.sleep(options.get("pause_s", 0.0))
     note({"finished": job.done})
 
+
+job: mw.Elastic | None = None
 
 if __name__ == "__main__":
     folder = Path(sys.argv[1])
