@@ -296,9 +296,12 @@ def _device_name(name: str) -> str:
     )
 
 
-def device_mesh_for(mesh: Mesh, pipeline: Pipeline | None = None) -> DeviceMesh:
+def device_mesh_for(mesh: Mesh, pipeline: Pipeline | None = None, *, mark: str = "") -> DeviceMesh:
     """A DeviceMesh of the shape of `mesh`, after an axis for the ranks of a pipeline, on the running process group; the
-    default one must have as many ranks."""
+    default one must have as many ranks.
+
+    DTensor's caches tell meshes by their shape, ranks and names: one that takes the place of an earlier one in the same
+    process needs a `mark` at its names, or tensors on it are taken for tensors on the earlier one."""
     if not dist.is_initialized():
         raise RequestError(
             "'device_mesh' must be given, or a process group be running, got neither; start with torchrun and "
@@ -312,9 +315,10 @@ def device_mesh_for(mesh: Mesh, pipeline: Pipeline | None = None) -> DeviceMesh:
             f"{dist.get_world_size()} ranks; plan again for this mesh"
         )
     device = "cuda" if torch.cuda.is_available() and dist.get_backend() == "nccl" else "cpu"
+    names = tuple(f"{name}{mark}" for name in mesh.axis_names)
     if pipeline is not None:
-        return init_device_mesh(device, (stages, *mesh.shape), mesh_dim_names=(AXIS, *mesh.axis_names))
-    return init_device_mesh(device, mesh.shape, mesh_dim_names=mesh.axis_names)
+        return init_device_mesh(device, (stages, *mesh.shape), mesh_dim_names=(f"{AXIS}{mark}", *names))
+    return init_device_mesh(device, mesh.shape, mesh_dim_names=names)
 
 
 class _Waiting(nn.Module):

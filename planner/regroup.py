@@ -234,8 +234,9 @@ class Regroup:
         training, members = self.training, self.epoch.members
         with self.watch.fence.around():
             self.watch.check()
-            mesh = device_mesh_for(plan.mesh)
-        self.watch.groups |= {name: mesh.get_group(name) for name in plan.mesh.axis_names}
+            mark = f"@{self.epoch.number}"
+            mesh = device_mesh_for(plan.mesh, mark=mark)
+        self.watch.groups |= {name: mesh.get_group(f"{name}{mark}") for name in plan.mesh.axis_names}
         if state is None:
             state = self._from_checkpoint(plan, mesh)
         if state is None and self.base_done != 0 and self.watch.store.check(["trained"]):

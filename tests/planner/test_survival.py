@@ -17,6 +17,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 
 import meshwright as mw
 from meshwright.passes.holdings import Kind, as_dtensor
+from meshwright.planner.apply import device_mesh_for
 from meshwright.planner.checkpoints import Checkpoints, newest
 from meshwright.planner.epochs import Beat, Event, event_at, post
 from meshwright.planner.fence import Fence
@@ -173,6 +174,21 @@ def test_what_torch_does_not_tell() -> None:
     assert DTensor.from_local(torch.zeros(3, 2), narrow, [Shard(0)]).shape[0] == 9
     made = as_dtensor(torch.zeros(3, 2), Kind(name="w", shape=(7, 2), dtype="float32", like="w"), ("S(0)",), narrow)
     assert made.shape == (7, 2) and made.device_mesh == narrow
+
+
+@pytest.mark.parametrize("marks", [("", ""), ("@1", "@2")])
+def test_a_mesh_in_the_place_of_an_equal_one_needs_names_of_its_own(marks: tuple[str, str]) -> None:
+    found = []
+    for rank, mark in zip((1, 0), marks, strict=True):
+        dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=2)
+        try:
+            mesh = device_mesh_for(Mesh.of((2,)), mark=mark)
+            tensor = DTensor.from_local(torch.zeros(4, 3), mesh, [Shard(0)], run_check=False)
+            found.append((tensor.detach().device_mesh is mesh, tensor.detach().device_mesh.get_coordinate()))
+        finally:
+            dist.destroy_process_group()
+    # The trap: the second tensor, on rank 0, is said to lie where rank 1 was.
+    assert found[1] == ((False, (1,)) if marks[0] == marks[1] else (True, (0,)))
 
 
 def test_watching_needs_linux(monkeypatch: pytest.MonkeyPatch) -> None:
