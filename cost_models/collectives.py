@@ -68,6 +68,8 @@ def axis_collective_s(kind: str, size_bytes: Numbers, axis: AxisLink, *, algorit
     else:
         share = (axis.group_size - 1) / axis.group_size
         seconds = _seconds(_ring_latency_s(axis), _busy_s(size * share, axis), axis)
+    if axis.nodes == 1 and axis.intra.slowdowns:
+        seconds = seconds * dict(axis.intra.slowdowns).get(kind, 1.0)
     if isinstance(size, float):
         return seconds if size > 0 else 0.0
     return np.where(size > 0, seconds, 0.0)

@@ -18,11 +18,21 @@ from typing import TypeVar
 
 from ..plans.errors import RequestError
 
-__all__ = ["Attention", "Device", "DeviceLink", "Gemm", "device_names", "load_device", "read_device"]
+__all__ = [
+    "Attention",
+    "Device",
+    "DeviceLink",
+    "Gemm",
+    "Measured",
+    "Update",
+    "device_names",
+    "load_device",
+    "read_device",
+]
 
 _DTYPES = ("float64", "float32", "tf32", "bfloat16", "float16", "float8", "int8")
 _MAY_BE_ZERO = ("switch_reduce_efficiency", "latency_s", "base_latency_s", "ramp_s", "forward_ramp_tokens",
-                "backward_ramp_tokens", "mask_score_accesses", "tensor_accesses")  # fmt: skip
+                "backward_ramp_tokens", "mask_score_accesses", "tensor_accesses", "mask_saving")  # fmt: skip
 _TABLES = ("peak_flops_per_s", "memory", "gemm", "launch", "attention", "intra_link", "nic")
 
 
@@ -33,7 +43,8 @@ class DeviceLink:
     `bandwidth_bytes_per_s` is the wire's, `efficiency` the share a large ring collective reaches, and
     `switch_reduce_efficiency` (0: none) the rate, as a share of the wire, at which the switch reduces a buffer for all.
     `latency_s` is one hop, `base_latency_s` the start of any collective, `ramp_s` how slowly the full rate is reached,
-    and `devices_per_link` how many devices share one such wire.
+    and `devices_per_link` how many devices share one such wire. `slowdowns` are measured times of kinds of collectives
+    against this model's.
     """
 
     name: str
@@ -45,6 +56,7 @@ class DeviceLink:
     ramp_s: float
     devices_per_link: int
     source: str
+    slowdowns: tuple[tuple[str, float], ...] = ()
 
     @property
     def rate_bytes_per_s(self) -> float:
@@ -78,7 +90,8 @@ class Attention:
     `speed_at_64` and `speed_at_256` are the speeds at those head sizes against 128, `ramp_at_256` the ramps' factor.
     An unfused implementation writes the scores to memory: `forward_score_accesses` and `backward_score_accesses` count
     how often each score is read or written, `mask_score_accesses` those that a causal mask adds to each, and
-    `tensor_accesses` passes over a query-sized tensor in each direction (permutations, copies).
+    `tensor_accesses` passes over a query-sized tensor in each direction (permutations, copies). `mask_saving` is the
+    share of the masked products that a fused kernel leaves out.
     """
 
     name: str
@@ -94,6 +107,38 @@ class Attention:
     backward_score_accesses: float = 0.0
     mask_score_accesses: float = 0.0
     tensor_accesses: float = 0.0
+    mask_saving: float = 1.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Update:
+    """One optimizer's update of a parameter on one device: seconds per tensor, and per byte of the parameter."""
+
+    optimizer: str
+    per_tensor_s: float
+    per_byte_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measured:
+    """What no sheet states and `calibrate` measures; the defaults are the prices of a device that it has not seen.
+
+    `view_s` is the host's time of an op that only views, `step_s` that of a step beside its ops, `parameter_s` that of
+    a parameter in it beside its update. A kernel that moves at most `cache_bytes` runs at `cache_bytes_per_s`.
+    `fresh_s_per_byte` is what the allocator takes for new memory, `memory_fixed_s` the fixed time of a memory-bound
+    kernel (None: that of a product), `unhidden` the share of a hidden collective that its neighbours wait for all the
+    same, `updates` the optimizers that were measured.
+    """
+
+    view_s: float = 0.0
+    step_s: float = 0.0
+    parameter_s: float = 0.0
+    cache_bytes: float = 0.0
+    cache_bytes_per_s: float = 0.0
+    fresh_s_per_byte: float = 0.0
+    memory_fixed_s: float | None = None
+    unhidden: float = 0.02
+    updates: tuple[Update, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,6 +159,7 @@ class Device:
     intra_link: DeviceLink
     nic: DeviceLink
     sources: tuple[tuple[str, str], ...]
+    measured: Measured = Measured()
 
     @property
     def memory_rate_bytes_per_s(self) -> float:
@@ -209,11 +255,12 @@ def _dtype_key(dtype: str) -> str:
 def _record(kind: type[_R], table: Mapping[str, object], where: str) -> _R:
     """A dataclass from a table with exactly its fields, each read by its declared type."""
     fields = dataclasses.fields(kind)
-    needed = tuple(field.name for field in fields if field.default is dataclasses.MISSING or field.name in table)
-    _require_keys(table, needed, kind.__name__.lower(), where)
     read = {"str": _text, "int": _count, "float": _rate}
+    given = {field.name for field in fields if field.name in table and str(field.type) in read}
+    needed = tuple(field.name for field in fields if field.default is dataclasses.MISSING or field.name in given)
+    _require_keys(table, needed, kind.__name__.lower(), where)
     return kind(
-        **{field.name: read[str(field.type)](table, field.name, where) for field in fields if field.name in table}
+        **{field.name: read[str(field.type)](table, field.name, where) for field in fields if field.name in given}
     )
 
 

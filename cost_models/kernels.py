@@ -111,7 +111,8 @@ def attention_s(
     ramp = chosen.backward_ramp_tokens if backward else chosen.forward_ramp_tokens
     ramp = ramp * np.interp(d, (128.0, 256.0), (1.0, chosen.ramp_at_256))
     rows = np.where(q > _ATTENTION_LEAST_ROWS, np.ceil(q / _ATTENTION_TILE) * _ATTENTION_TILE, _ATTENTION_LEAST_ROWS)
-    keys = np.where(kv > 0, _keys_seen(rows, kv, causal) + (_ATTENTION_TILE / 2 if causal else 0.0) + ramp, 0.0)
+    seen = kv - chosen.mask_saving * (kv - _keys_seen(rows, kv, causal))
+    keys = np.where(kv > 0, seen + (_ATTENTION_TILE / 2 if causal else 0.0) + ramp, 0.0)
     item = np.minimum(rows, _ATTENTION_TILE) * (np.minimum(kv, _ATTENTION_SPLIT_KEYS) + ramp) * device.gemm.sm_count
     products = 4.0 * d * np.maximum(b * h * rows * keys, item) * (_BACKWARD_FLOPS if backward else 1.0)
     tensors = (5.0 * q + 4.0 * kv) if backward else (2.0 * q + 2.0 * kv)
@@ -147,9 +148,15 @@ def memory_s(device: Device, moved_bytes: Numbers) -> Times:
     """Seconds of an elementwise, copy or reduction kernel that moves `moved_bytes` in all (reads + writes).
 
     The fixed time is the ramp: a kernel of few bytes reaches little of the bandwidth. Estimate: 10 % on large tensors.
+    Where a cache was measured, what fits in it runs at its rate, and twice as much at the memory's.
     """
-    size = np.asarray(moved_bytes, np.float64)
-    return _same(np.where(size > 0, size / device.memory_rate_bytes_per_s + device.gemm.kernel_fixed_s, 0.0))
+    size, measured = np.asarray(moved_bytes, np.float64), device.measured
+    fixed = device.gemm.kernel_fixed_s if measured.memory_fixed_s is None else measured.memory_fixed_s
+    seconds = size / device.memory_rate_bytes_per_s
+    if measured.cache_bytes > 0:
+        outside = np.clip(size / measured.cache_bytes - 1.0, 0.0, 1.0)
+        seconds = outside * seconds + (1.0 - outside) * size / measured.cache_bytes_per_s
+    return _same(np.where(size > 0, seconds + fixed, 0.0))
 
 
 def _keys_seen(

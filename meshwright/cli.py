@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 import click
 import msgspec
 
+from .calibrate_command import calibrate_command
 from .cli_explain import explain_command, specs_command
 from .cli_output import (
     Usage,
@@ -123,6 +124,7 @@ def _model_options(command: Any) -> Any:
 
 
 app.add_command(simulate_command)
+app.add_command(calibrate_command)
 
 
 @app.command("plan")
@@ -154,6 +156,7 @@ app.add_command(simulate_command)
 )
 @click.option("--warm", help="Start the search from this plan.")
 @click.option("--cache", help="A folder of solved plans: the same problem is not solved twice.")
+@click.option("--calibration", help="Price with this file of `meshwright calibrate`.")
 @click.option("-o", "--output", help="Write the plan file here.")
 @_JSON
 @click.pass_obj
@@ -179,6 +182,7 @@ def plan_command(
     schedule: str,
     warm: str | None,
     cache: str | None,
+    calibration: str | None,
     output: str | None,
     as_json: bool,
 ) -> int:
@@ -214,6 +218,7 @@ def plan_command(
             schedule=schedule,
             warm=None if warm is None else Plan.load(warm),
             cache=cache,
+            calibration=calibration,
         )
     if output is not None:
         plan.save(output)
@@ -373,6 +378,7 @@ def diff_command(stream: TextIO, first: str, second: str, as_json: bool) -> int:
 @click.argument("plan_path", metavar="PLAN")
 @click.argument("spec")
 @_model_options
+@click.option("--calibration", help="Price with this file of `meshwright calibrate`.")
 @click.option("--adapt", is_flag=True, help="Carry the plan over to a changed model; solve for what is new in it.")
 @click.option("-o", "--output", help="Write the plan file here.")
 @_JSON
@@ -384,6 +390,7 @@ def replay_command(
     global_batch: int | None,
     seq_len: int | None,
     layers: int | None,
+    calibration: str | None,
     adapt: bool,
     output: str | None,
     as_json: bool,
@@ -394,7 +401,7 @@ def replay_command(
     """
     usage = Usage.begin()
     plan = Plan.load(plan_path)
-    size = {"global_batch": global_batch, "seq_len": seq_len, "layers": layers}
+    size = {"global_batch": global_batch, "seq_len": seq_len, "layers": layers, "calibration": calibration}
     found = _requests().adapt_spec(plan, spec, **size) if adapt else None
     now = found.plan if found else _requests().replay_spec(plan, spec, **size)
     diff = plan.diff(now)

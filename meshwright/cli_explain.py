@@ -22,6 +22,7 @@ _LIMITS = "limits"
 @click.option("--layout", help="Ask for this layout, e.g. 'S(0),R', and not for the next best one.")
 @click.option("--more-memory", default="8GiB", show_default=True, help="How much more memory per device to try.")
 @click.option("--limits", is_flag=True, help="With NAME: also say what the limits cost.")
+@click.option("--calibration", help="The file that PLAN was priced with, where it cites one.")
 @click.option("--time-limit", type=click.FloatRange(min=0, min_open=True, max=1e6), default=60.0, show_default=True)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object and nothing else.")
 @click.pass_obj
@@ -33,6 +34,7 @@ def explain_command(
     layout: str | None,
     more_memory: str,
     limits: bool,
+    calibration: str | None,
     time_limit: float,
     as_json: bool,
 ) -> int:
@@ -54,6 +56,7 @@ def explain_command(
         more_memory_bytes=parse_bytes("--more-memory", more_memory),
         limits=limits or not names,
         time_limit_s=time_limit,
+        calibration=calibration,
     )
     if as_json:
         put_json(stream, explanation_object(found))

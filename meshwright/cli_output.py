@@ -58,7 +58,7 @@ def plan_object(plan: Plan, usage: Usage) -> dict[str, Any]:
     return {
         "status": plan.solver.status,
         "step_time_s": predicted.step_time_s,
-        "step_time_interval_s": None,
+        "step_time_interval_s": predicted.step_time_interval_s,
         "memory_bytes_per_rank": predicted.memory.peak_bytes,
         "gap": plan.solver.gap,
         "mesh": dict(zip(plan.mesh.axis_names, plan.mesh.shape, strict=True)),

@@ -123,15 +123,22 @@ def _built(spec: str, size: dict[str, int | None]) -> tuple[Any, tuple, dict[str
 
 
 def replay_spec(
-    plan: Plan, spec: str, *, global_batch: int | None = None, seq_len: int | None = None, layers: int | None = None
+    plan: Plan,
+    spec: str,
+    *,
+    global_batch: int | None = None,
+    seq_len: int | None = None,
+    layers: int | None = None,
+    calibration: str | None = None,
 ) -> Plan:
-    """`plan` itself at today's prices, once it is sure that it fits the model of `spec`.
+    """`plan` itself at today's prices, or at those of a calibration file, once it is sure that it fits the model of
+    `spec`.
 
     ReplayError names the first difference, and what else is new or gone.
     """
     call, loss = _call(spec, global_batch, seq_len, layers)
     try:
-        return reprice(plan, *call, loss=loss)
+        return reprice(plan, *call, loss=loss, calibration=calibration)
     except ReplayError as error:
         if "version" in str(error):
             raise
@@ -142,11 +149,17 @@ def replay_spec(
 
 
 def adapt_spec(
-    plan: Plan, spec: str, *, global_batch: int | None = None, seq_len: int | None = None, layers: int | None = None
+    plan: Plan,
+    spec: str,
+    *,
+    global_batch: int | None = None,
+    seq_len: int | None = None,
+    layers: int | None = None,
+    calibration: str | None = None,
 ) -> Adapted:
     """`plan` carried over to the model of `spec`."""
     call, loss = _call(spec, global_batch, seq_len, layers)
-    found = adapt(plan, *call, loss=loss)
+    found = adapt(plan, *call, loss=loss, calibration=calibration)
     origin = Origin(spec=spec, global_batch=global_batch, seq_len=seq_len, layers=layers)
     model = msgspec.structs.replace(found.plan.model, origin=origin)
     return msgspec.structs.replace(found, plan=msgspec.structs.replace(found.plan, model=model))

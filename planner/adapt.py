@@ -16,7 +16,7 @@ from ..plans.plan import Plan
 from ..plans.stamps import paired
 from .api import Draft
 from .apply import check_torch
-from .explain import draft_of, reopen
+from .explain import Given, draft_of, reopen
 from .own_rules import OpRule
 from .problem import Solution, Stats, evaluate
 from .recall import Recalled, recall
@@ -35,12 +35,14 @@ def reprice(
     *,
     loss: LossFunction | None = None,
     rules: Sequence[OpRule] = (),
+    calibration: Given = None,
 ) -> Plan:
-    """`plan` with the seconds and bytes that it is predicted to take by today's prices; nothing is chosen anew.
+    """`plan` with the seconds and bytes that it is predicted to take by today's prices, or by those of a `calibration`;
+    nothing is chosen anew.
 
     ReplayError names the first thing in which the model is another one.
     """
-    prepared, found = reopen(plan, model, args, kwargs, loss=loss, rules=rules)
+    prepared, found = reopen(plan, model, args, kwargs, loss=loss, rules=rules, calibration=calibration)
     choices = tuple(found.choices[index] for index in range(len(prepared.formulation.decisions)))
     seconds = evaluate(prepared.formulation.problem, choices)
     solution = Solution(
@@ -59,6 +61,7 @@ def adapt(
     loss: LossFunction | None = None,
     rules: Sequence[OpRule] = (),
     time_limit_s: float = 60.0,
+    calibration: Given = None,
 ) -> Adapted:
     """`plan` carried over to `model`: what the two have in common stays as it is, the rest is solved for.
 
@@ -67,7 +70,7 @@ def adapt(
     over leave no plan, RequestError where a constraint of the plan names nothing in the model.
     """
     check_torch(plan)
-    prepared = draft_of(plan, model, args, kwargs, loss=loss, rules=rules)
+    prepared = draft_of(plan, model, args, kwargs, loss=loss, rules=rules, calibration=calibration)
     found = recall(plan, prepared.formulation)
     scenario = Scenario.of(prepared, time_limit_s=time_limit_s)
     solved = scenario.solve(scenario.draft(also=[_pins(prepared, found)]), gap=1e-3)

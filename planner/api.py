@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from ..cost_models.calibration import Calibration
 from ..cost_models.prices import Prices
 from ..passes.blocks import with_fewer_blocks
 from ..passes.capture import capture
@@ -130,6 +131,7 @@ def plan(
     pipeline: int | Literal["auto"] | None = None,
     microbatches: int | Literal["auto"] | None = None,
     schedule: str = "auto",
+    calibration: Calibration | str | os.PathLike[str] | None = None,
 ) -> Plan:
     """The fastest plan found for one training step of `model` on `cluster`, with the proven gap to the best one.
 
@@ -147,6 +149,7 @@ def plan(
     gap, time_limit_s     when the solver may stop: the relative distance to the bound, seconds
     warm                  a plan to start the search from, e.g. one for the same model under another limit
     cache                 a folder of solved plans: the same problem is not solved twice (see planner/cache.py)
+    calibration           what `meshwright calibrate` measured on the cluster's device, or the file of it
     pipeline              how many pipeline ranks, or auto; `mesh` is then that of one rank
     microbatches          equal parts along dim 0 that the batch is run in, or auto, as with a pipeline
     schedule              auto, or a published one: 1f1b, interleaved:2, zb-h1, ... (see docs/how-to-run-a-pipeline.md)
@@ -156,7 +159,8 @@ def plan(
     request: dict[str, Any] = dict(
         cluster=cluster, mesh=mesh, loss=loss, constraints=constraints, recipe=recipe, optimizer=optimizer,
         compiled=compiled, recompute=recompute, memory_limit_bytes=memory_limit_bytes, replicate=replicate, name=name,
-        dynamic=dynamic, rules=rules, time_limit_s=time_limit_s, gap=gap, solver=solver, on_progress=on_progress,
+        calibration=calibration, dynamic=dynamic, rules=rules, time_limit_s=time_limit_s, gap=gap, solver=solver,
+        on_progress=on_progress,
     )  # fmt: skip
     if pipeline is not None or microbatches is not None:
         from .degrees import choose_degrees
@@ -228,6 +232,7 @@ def draft(
     dynamic: object = None,
     rules: Sequence[OpRule] = (),
     name: str | None = None,
+    calibration: Calibration | str | os.PathLike[str] | None = None,
     on_progress: Progress | None = None,
     whole: bool = False,
     held: bool = True,
@@ -248,7 +253,8 @@ def draft(
         raise RequestError(f"'memory_limit_bytes' must be positive, got {memory_limit_bytes}")
     limits = Constraints.of(constraints, grid.ndim, held=held)
     named = None if recipe is None else Recipe.parse(recipe, grid)
-    prices = Prices.of(where, grid, compiled=compiled, stage_of=stage_of)
+    measured = Calibration.load(calibration) if isinstance(calibration, str | os.PathLike) else calibration
+    prices = Prices.of(where, grid, compiled=compiled, stage_of=stage_of, calibration=measured)
     if on_progress is not None:
         on_progress("capture", 0.0, 0.0)
     dims = dynamic_dims(model, args, kwargs or {}, dynamic)
@@ -276,7 +282,7 @@ def draft(
         prices,
         blocks=blocks,
         compiled=compiled,
-        optimizer_s=lambda size: np.where(updates.passes > 0, prices.memory_s(updates.passes * size), 0.0),
+        optimizer_s=lambda size: prices.update_s(optimizer, updates.passes, size),
         constraints=limits,
         replicate=replicate,
         accumulation=accumulation,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any
@@ -10,8 +11,9 @@ import numpy as np
 import torch
 from torch import nn
 
+from ..cost_models.calibration import Calibration
 from ..passes.recompute import Recompute
-from ..plans.errors import ReplayError
+from ..plans.errors import ReplayError, RequestError
 from ..plans.explanation import Alternative, Explanation, Limit
 from ..plans.facts import Fact, facts_of
 from ..plans.layouts import Layout
@@ -25,8 +27,9 @@ from .problem import evaluate
 from .recall import Recalled, recall
 from .scenario import Found, Mask, Scenario
 
-__all__ = ["draft_of", "explain", "reopen"]
+__all__ = ["Given", "draft_of", "explain", "reopen"]
 
+Given = Calibration | str | os.PathLike[str] | None
 LossFunction = Callable[[Any], torch.Tensor]
 
 _NEEDS = (
@@ -51,12 +54,14 @@ def explain(
     limits: bool | None = None,
     time_limit_s: float = 60.0,
     rules: Sequence[OpRule] = (),
+    calibration: Given = None,
 ) -> Explanation:
     """Why `plan` lays what `names` mean as it does, what the next best would be, and what the request's limits cost.
 
     names         parameters, buffers, inputs, outputs and ops of the plan; `*` matches, `layers.3.wq.weight` also
                   means the `layers.*.wq.weight` that it shares its choice with
-    model, args, kwargs, loss, rules    as the plan was made with. Without a model only what the plan records is told
+    model, args, kwargs, loss, rules, calibration    as the plan was made with. Without a model only what the plan
+                  records is told
     layout        ask for this layout, e.g. "S(0),R", and not for the next best one
     more_memory_bytes, limits    also solve with so much more memory per device, without a limit, and without each
                   constraint; by default where no name is given
@@ -71,10 +76,12 @@ def explain(
     if model is None:
         return Explanation(predicted=plan.predicted, facts=facts, alternatives=(), limits=(), notes=(_NEEDS,))
     wanted = None if layout is None else Constraint.parse(f"{asked[0] if asked else '*'} = {layout}", plan.mesh.ndim)
-    prepared, base = reopen(plan, model, args, kwargs, loss=loss, rules=rules)
+    _same_prices(plan, calibration)
+    prepared, base = reopen(plan, model, args, kwargs, loss=loss, rules=rules, calibration=calibration)
     lighter: Callable[[], Draft] | None = None
     if plan.options.recompute == "block":
-        lighter = partial(draft_of, plan, model, args, kwargs, loss=loss, rules=rules, recompute="pointwise")
+        again = {"loss": loss, "rules": rules, "calibration": calibration, "recompute": "pointwise"}
+        lighter = partial(draft_of, plan, model, args, kwargs, **again)
     found = _Explainer(plan, prepared, base, lighter, time_limit_s)
     alternatives = list(found.alternatives(facts, wanted))
     told = tuple(found.limits(more_memory_bytes)) if limits or (limits is None and not asked) else ()
@@ -95,11 +102,12 @@ def reopen(
     *,
     loss: LossFunction | None = None,
     rules: Sequence[OpRule] = (),
+    calibration: Given = None,
 ) -> tuple[Draft, Recalled]:
     """The draft that `plan` was made from, its constraints not held, and the plan's choices in it.
 
     ReplayError names the first thing in which the model is another one."""
-    prepared = draft_of(plan, model, args, kwargs, loss=loss, rules=rules)
+    prepared = draft_of(plan, model, args, kwargs, loss=loss, rules=rules, calibration=calibration)
     check_fits(plan, model, prepared.captured, prepared.blocks)
     found = recall(plan, prepared.formulation)
     if not found.whole or len(found.choices) < len(prepared.formulation.decisions):
@@ -116,6 +124,7 @@ def draft_of(
     loss: LossFunction | None = None,
     rules: Sequence[OpRule] = (),
     recompute: Recompute | None = None,
+    calibration: Given = None,
 ) -> Draft:
     """The draft of `model` under the request that `plan` answers, its constraints not held. `recompute` is taken in
     place of the plan's mode."""
@@ -136,9 +145,23 @@ def draft_of(
         replicate=options.replicate,
         dynamic=options.dynamic,
         rules=rules,
+        calibration=calibration,
         name=plan.model.name,
         held=False,
     )
+
+
+def _same_prices(plan: Plan, calibration: Given) -> None:
+    """RequestError where the plan's prices are not those that it would be solved again with."""
+    measured = Calibration.load(calibration) if isinstance(calibration, str | os.PathLike) else calibration
+    cited = plan.calibration.startswith("calibration ")
+    if cited and (measured is None or measured.cite() != plan.calibration):
+        name = " ".join(plan.calibration.split()[:3])
+        have = "none" if measured is None else " ".join(measured.cite().split()[:3])
+        raise RequestError(f"'calibration' must be the one that the plan cites, {name}, got {have}; give its file")
+    if measured is not None and not cited:
+        raise RequestError(f"'calibration' must be left out, as the plan is priced by {plan.calibration}, got "
+                           f"{measured.name}; replay the plan with it first")  # fmt: skip
 
 
 def _difference(found: Recalled) -> str:

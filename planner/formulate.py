@@ -25,7 +25,7 @@ from ..plans.meshes import Mesh
 from .accumulation import Accumulation
 from .constraints import Constraints
 from .folding import Blocks
-from .hiding import NOT_HIDDEN, behind_what
+from .hiding import behind_what
 from .op_costs import Fusion, Local, op_seconds
 from .problem import Pair, Problem
 from .strategies import EXTREMES, Strategies, Strategy
@@ -478,8 +478,9 @@ class _Builder:
             return
         pair = (source, reader) if source < reader else (reader, source)
         if hides:
+            # Hidden communication takes a share of memory bandwidth and of the multiprocessors.
             exposed = np.maximum(
-                cost * NOT_HIDDEN,
+                cost * self.prices.unhidden,
                 cost - behind_what(a, b, self.decisions[reading.reader], gradient=reading in self.grads) * weight,
             )
             behind = np.where(np.isfinite(cost), cost - np.where(np.isfinite(cost), exposed, 0.0), 0.0)

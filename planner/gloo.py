@@ -24,7 +24,7 @@ from ..plans.errors import CheckError
 from ..plans.plan import Plan
 from .check import Record, default_loss, in_float64, train_in_place, train_steps
 
-__all__ = ["Build", "train_on_gloo", "train_pipeline_on_gloo"]
+__all__ = ["Build", "free_port", "train_on_gloo", "train_pipeline_on_gloo"]
 
 # Gives (model, args, kwargs, outer loss or None for the usual one); the same on every rank.
 Build = Callable[[], tuple[nn.Module, tuple, dict[str, Any], Callable | None]]
@@ -43,7 +43,7 @@ def train_on_gloo(
         path = Path(folder)
         (path / "plan.json").write_bytes(plan.to_bytes())
         run = {"wide": wide, "inside": inside, "steps": steps, "seed": seed, "accumulate": accumulate}
-        _spawn(_rank, (build, str(path), _free_port(), plan.mesh.size, run), plan.mesh.size)
+        _spawn(_rank, (build, str(path), free_port(), plan.mesh.size, run), plan.mesh.size)
         return Record(values=torch.load(path / "record.pt", weights_only=True))
 
 
@@ -57,7 +57,7 @@ def train_pipeline_on_gloo(build: Build, plan: Plan, *, wide: bool, steps: int, 
         (path / "plan.json").write_bytes(plan.to_bytes())
         size = plan.pipeline.ranks * plan.mesh.size
         run = {"wide": wide, "steps": steps, "seed": seed}
-        _spawn(_pipeline_rank, (build, str(path), _free_port(), size, run), size)
+        _spawn(_pipeline_rank, (build, str(path), free_port(), size, run), size)
         found = Record()
         for rank in range(plan.pipeline.ranks):
             for key, value in torch.load(path / f"record-{rank}.pt", weights_only=True).items():
@@ -75,7 +75,8 @@ def _spawn(function: Callable[..., None], arguments: tuple, processes: int) -> N
         raise CheckError(f"a rank failed: {text[-1] if text else type(error).__name__}") from error
 
 
-def _free_port() -> int:
+def free_port() -> int:
+    """A port of this machine that nobody listens on."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])

@@ -9,10 +9,7 @@ import numpy as np
 if TYPE_CHECKING:
     from .formulate import Decision
 
-__all__ = ["NOT_HIDDEN", "behind_what"]
-
-# Hidden communication takes a share of memory bandwidth and of the multiprocessors: this part of it is never hidden.
-NOT_HIDDEN = 0.02
+__all__ = ["behind_what"]
 
 
 def behind_what(source: Decision, target: Decision, reader: Decision, *, gradient: bool) -> np.ndarray:

@@ -21,7 +21,7 @@ from ..passes.naming import op_name
 from .folding import Blocks
 from .regions import region_seconds
 
-__all__ = ["Fusion", "Local", "dtype_name", "is_view", "op_seconds"]
+__all__ = ["Fusion", "Local", "dtype_name", "family_of", "is_view", "op_seconds"]
 
 _FREE = {"getitem", "empty", "select", "slice", "squeeze", "unsqueeze", "view_as_real", "view_as_complex"}
 _FUSED_TAIL = {
@@ -59,6 +59,14 @@ def is_view(node: fx.Node) -> bool:
     except (RuntimeError, ValueError):
         return False
     return True
+
+
+def family_of(node: fx.Node) -> str:
+    """The family of kernels whose prices an op pays: product, attention or memory."""
+    short = op_name(node)
+    if "scaled_dot_product" in short or short == "flex_attention":
+        return "attention"
+    return "product" if short in ("einsum", "mm", "bmm") or short.startswith("convolution") else "memory"
 
 
 def dtype_name(dtype: torch.dtype) -> str:
@@ -132,10 +140,22 @@ def op_seconds(
     rules: Sequence[str],
 ) -> np.ndarray:
     """Seconds of `node` under each strategy, launch included. `rules[s]` is the special local program of strategy s."""
-    short = op_name(node)
     count = len(ins[0].bytes) if ins else len(next(o for o in outs if o is not None).bytes)
-    if is_view(node) or short in _FREE:
-        return np.zeros(count)
+    if is_view(node) or op_name(node) in _FREE:
+        return np.full(count, 0.0 if fusion.compiled else prices.view_s)
+    made = sum((out.bytes for out in outs if out is not None), np.zeros(count)) if fusion.writes(node) else 0.0
+    return _kernel_s(node, outs, ins, prices, fusion, rules) + prices.fresh_s(made)
+
+
+def _kernel_s(
+    node: fx.Node,
+    outs: Sequence[Local | None],
+    ins: Sequence[Local],
+    prices: Prices,
+    fusion: Fusion,
+    rules: Sequence[str],
+) -> np.ndarray:
+    short = op_name(node)
     if "region" in node.meta:
         return region_seconds(node, [local.sizes for local in ins], rules, prices)
     if "rule" in node.meta:

@@ -16,7 +16,6 @@ from ..cost_models.collectives import axis_collective_s
 from ..cost_models.links import axis_link, pipeline_mesh
 from ..passes.microbatches import microbatches as parts_of
 from ..passes.trees import flatten_call
-from ..plans.clusters import Cluster
 from ..plans.errors import Infeasible
 from ..plans.meshes import Mesh
 from ..plans.plan import Memory, Plan, Predicted
@@ -116,7 +115,7 @@ def solve_joined(
     ranks, count, limit = degrees.pipeline, degrees.microbatches, prepared.limit
     estimate = copy.copy(prepared)
     estimate.timeline = prepared.timeline.staged(ranks, min(ranks, count))
-    send_s = _sending(prepared.cluster, degrees)
+    send_s = _sending(prepared, degrees)
     clock = Clock(limit_s=time_limit_s)
     room, too_much, known = float(limit), np.inf, None
     failed: Infeasible | None = None
@@ -180,11 +179,12 @@ def _bare(prepared: Draft, solution: Solution) -> Plan:
     )
 
 
-def _sending(cluster: Cluster, degrees: Degrees) -> Callable[[float], float]:
+def _sending(prepared: Draft, degrees: Degrees) -> Callable[[float], float]:
     """Seconds of handing bytes from one pipeline rank to the next."""
     if degrees.pipeline == 1:
         return lambda size: 0.0
-    link = axis_link(cluster, pipeline_mesh(degrees.mesh, degrees.pipeline), 0)
+    whole = pipeline_mesh(degrees.mesh, degrees.pipeline)
+    link = axis_link(prepared.cluster, whole, 0, prepared.formulation.prices.device)
     return lambda size: float(axis_collective_s("point_to_point", size, link))
 
 
@@ -196,6 +196,7 @@ def _written(joined: Joined) -> Plan:
     gap = max(0.0, 1.0 - joined.bound_s / joined.step_s) if joined.step_s > 0 else 0.0
     predicted = Predicted(
         step_time_s=joined.step_s,
+        step_time_interval_s=_scaled(one, joined.step_s),
         compute_s=one.compute_s * times,
         exposed_communication_s=min(one.exposed_communication_s * times, joined.step_s),
         hidden_communication_s=one.hidden_communication_s * times,
@@ -213,6 +214,14 @@ def _written(joined: Joined) -> Plan:
     return msgspec.structs.replace(
         plan, predicted=predicted, solver=solver, pipeline=staged.pipeline(prepared.formulation.accumulation.reduce)
     )
+
+
+def _scaled(one: Predicted, step_s: float) -> tuple[float, float] | None:
+    """The interval of one micro-batch, as widely around the whole step."""
+    if one.step_time_interval_s is None or one.step_time_s <= 0:
+        return None
+    low, high = one.step_time_interval_s
+    return low * step_s / one.step_time_s, high * step_s / one.step_time_s
 
 
 def _memory(staged: Staged, limit: int) -> Memory:

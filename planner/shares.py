@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from torch import fx
 
 from .formulate import Formulation, Reading
-from .hiding import NOT_HIDDEN, behind_what
+from .hiding import behind_what
 
 __all__ = ["Shares", "shares_of"]
 
@@ -88,4 +88,4 @@ def _seconds(
         return seconds
     window = behind_what(a, b, decisions[reading.reader], gradient=gradient)
     row, column = (choices[k] if size > 1 else 0 for k, size in zip((start, end), window.shape, strict=True))
-    return max(seconds * NOT_HIDDEN, seconds - float(window[row, column]))
+    return max(seconds * formulation.prices.unhidden, seconds - float(window[row, column]))

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 import torch
 
+from ..cost_models.uncertainty import FAMILIES, interval_s
 from ..passes.again import computed_again
 from ..passes.graph import Captured, tensor_args, values_of
 from ..passes.naming import op_name
@@ -16,7 +17,7 @@ from ..plans.plan import Block, Edge, Model, Node, Options, Plan, Predicted, Sol
 from ..plans.version import VERSION
 from .folding import MIDDLE, Blocks
 from .formulate import Decision, Formulation, Reading
-from .op_costs import dtype_name
+from .op_costs import dtype_name, family_of
 from .problem import Solution
 from .timeline import Timeline
 
@@ -212,20 +213,22 @@ def _edge(formulation: Formulation, choices: Sequence[int], reading: Reading) ->
 
 
 def _predicted(formulation: Formulation, timeline: Timeline, solution: Solution, limit: int | None) -> Predicted:
-    choices = solution.choices
-    compute = optimizer = 0.0
+    choices, prices = solution.choices, formulation.prices
+    parts: dict[str, float] = dict.fromkeys(FAMILIES, 0.0)
     for index, decision in enumerate(formulation.decisions):
         seconds = float(decision.seconds[choices[index]]) * decision.weight
-        if decision.kind == "op":
-            compute += seconds
-        else:
-            optimizer += seconds
+        parts[family_of(decision.node) if decision.kind == "op" and decision.node is not None else "update"] += seconds
+    optimizer = parts["update"]
+    compute = sum(parts.values()) - optimizer
     rest = solution.objective_s - compute - optimizer
+    parts["collective"] = rest if rest > 1e-12 * solution.objective_s else 0.0
+    parts["host"] = prices.step_s
     hidden = sum(float(matrix[choices[i], choices[j]]) for (i, j), matrix in formulation.hidden.items())
     return Predicted(
-        step_time_s=solution.objective_s,
+        step_time_s=solution.objective_s + prices.step_s,
+        step_time_interval_s=interval_s(parts, dict(prices.uncertainties)),
         compute_s=compute,
-        exposed_communication_s=rest if rest > 1e-12 * solution.objective_s else 0.0,
+        exposed_communication_s=parts["collective"],
         hidden_communication_s=hidden,
         optimizer_s=optimizer,
         recompute_s=min(compute, _recompute_s(formulation, choices)),

@@ -5,6 +5,7 @@
     |   +-- CaptureError                 the model cannot be captured as asked
     |   |   +-- UnsupportedOpError       an op has no sharding rule
     |   +-- PlanError                    a plan file is damaged, hostile or of another version
+    |   +-- CalibrationError             a calibration file is damaged or of another version
     |   +-- ReplayError                  a sound plan, but for another model, mesh or torch version
     +-- Infeasible                       no plan satisfies the limits                      exit code 3
     +-- StateLost                        no survivor and no checkpoint holds what a new plan needs
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from .conflict import Conflict
 
 __all__ = [
+    "CalibrationError",
     "CaptureError",
     "CheckError",
     "Infeasible",
@@ -57,6 +59,10 @@ class UnsupportedOpError(CaptureError):
 
 class PlanError(RequestError):
     """A plan file is damaged, hostile or of another version."""
+
+
+class CalibrationError(RequestError):
+    """A calibration file is damaged, of another version, or not for this device."""
 
 
 class ReplayError(RequestError):

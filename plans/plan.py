@@ -193,9 +193,10 @@ class Memory(_Record, frozen=True, kw_only=True):
 
 class Predicted(_Record, frozen=True, kw_only=True):
     """What one training step is predicted to take; `recompute_s` is the part of `compute_s` that the backward spends
-    on computing forward values again."""
+    on computing forward values again. `step_time_interval_s` is what the uncertainties of the prices allow."""
 
     step_time_s: Seconds
+    step_time_interval_s: tuple[Seconds, Seconds] | None = None
     compute_s: Seconds
     exposed_communication_s: Seconds
     hidden_communication_s: Seconds

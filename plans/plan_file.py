@@ -102,8 +102,8 @@ def read(path: str | os.PathLike[str]) -> bytes:
         ) from None
 
 
-def write(path: str | os.PathLike[str], data: bytes) -> None:
-    """Put `data` at `path` in one move; on any failure what was there stays as it was."""
+def write(path: str | os.PathLike[str], data: bytes, *, what: str = "plan 'path'") -> None:
+    """Put `data` at `path` in one move; on any failure what was there stays as it was. Messages call it `what`."""
     try:
         name = os.path.realpath(os.fspath(path))
         folder, base = os.path.split(name)
@@ -113,7 +113,7 @@ def write(path: str | os.PathLike[str], data: bytes) -> None:
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or str(error)
         raise RequestError(
-            f"plan 'path' must be writable, got {_clean(repr(os.fspath(path)))} ({_clean(reason)}); give another path"
+            f"{what} must be writable, got {_clean(repr(os.fspath(path)))} ({_clean(reason)}); give another path"
         ) from None
 
 

@@ -195,6 +195,10 @@ def _check_figures(plan: Plan) -> None:
     if predicted.exposed_communication_s > predicted.step_time_s * (1 + _SLACK):
         rule = f"be at most the step time {predicted.step_time_s}"
         raise PlanRuleError("predicted.exposed_communication_s", rule, predicted.exposed_communication_s)
+    low, high = predicted.step_time_interval_s or (predicted.step_time_s, predicted.step_time_s)
+    if not low <= predicted.step_time_s * (1 + _SLACK) or not predicted.step_time_s <= high * (1 + _SLACK):
+        rule = f"hold the step time {predicted.step_time_s}"
+        raise PlanRuleError("predicted.step_time_interval_s", rule, predicted.step_time_interval_s)
     if predicted.recompute_s > predicted.compute_s * (1 + _SLACK):
         rule = f"be at most the compute {predicted.compute_s}, a part of which it is"
         raise PlanRuleError("predicted.recompute_s", rule, predicted.recompute_s)
