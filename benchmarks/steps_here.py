@@ -153,7 +153,8 @@ def main() -> None:
             [(n, p.to_bytes()) for n, _, p in made], ranks, given.steps, Path(given.out).with_suffix(".tmp")
         )
         for (name, way, plan), taken in zip(made, times, strict=True):
-            rows.append({"model": name, "ranks": ranks, "plan": way or "whole", "measured_s": statistics.median(taken) if ranks == 1 else min(taken),
+            rows.append({"model": name, "ranks": ranks, "plan": way or "whole",
+                         "measured_s": statistics.median(taken) if ranks == 1 else min(taken),
                          "middle_s": statistics.median(taken), "predicted_s": plan.predicted.step_time_s,
                          "interval_s": plan.predicted.step_time_interval_s,
                          "predicted": {"compute_s": plan.predicted.compute_s, "optimizer_s": plan.predicted.optimizer_s,

@@ -190,7 +190,8 @@ def calibrated(sheet: Device, values: Mapping[str, float]) -> Device:
         elif name.startswith("link.slowdown."):
             device = _with_slowdown(device, name.removeprefix("link.slowdown."), value)
         elif head == "update" and tail.count(".") == 1:
-            device = _with_update(device, *tail.split("."), value)
+            optimizer, field = tail.split(".")
+            device = _with_update(device, optimizer, field, value)
         else:
             raise CalibrationError(f"'quantities' must have names that are known, got {_clean(name)}; {_WAY_OUT}")
     return device

@@ -23,10 +23,6 @@ def _datasheet() -> tuple[tuple[str, float], ...]:
     return tuple(datasheet_uncertainties().items())
 
 
-def _datasheet() -> tuple[tuple[str, float], ...]:
-    return tuple(datasheet_uncertainties().items())
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prices:
     """Seconds of kernels and collectives on a cluster and mesh. Numbers or numpy arrays in, the same out.

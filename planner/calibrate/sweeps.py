@@ -94,14 +94,13 @@ def attention(device: str, dtype: str, *, quick: bool) -> list[Case]:
     for *sizes, causal in (_CPU_ATTENTION if device == "cpu" else _CUDA_ATTENTION)[: 3 if quick else None]:
         b, h, q, kv, d = sizes
         like = {"device": device, "dtype": getattr(torch, dtype)}
-        x = torch.randn(b, h, q, d, **like)
-        y, z = (torch.randn(b, h, kv, d, **like) for _ in range(2))
+        x, y, z = (torch.randn(b, h, length, d, **like) for length in (q, kv, kv))
         inputs = [t.clone().requires_grad_() for t in (x, y, z)]
-        out = F.scaled_dot_product_attention(*inputs, is_causal=bool(causal))
+        out = F.scaled_dot_product_attention(inputs[0], inputs[1], inputs[2], is_causal=bool(causal))
         tangent = torch.randn_like(out)
 
-        def forward(given: tuple[Tensor, ...] = (x, y, z), causal: int = causal) -> Tensor:
-            return F.scaled_dot_product_attention(*given, is_causal=bool(causal))
+        def forward(x: Tensor = x, y: Tensor = y, z: Tensor = z, causal: int = causal) -> Tensor:
+            return F.scaled_dot_product_attention(x, y, z, is_causal=bool(causal))
 
         def backward(out: Tensor = out, inputs: list[Tensor] = inputs, tangent: Tensor = tangent) -> object:
             return torch.autograd.grad(out, inputs, tangent, retain_graph=True)

@@ -151,7 +151,7 @@ def _together(job: Job, count: int, tell: Tell) -> list[Timed]:
     groups = [count] if job.quick or count < 4 else [count, 2]
     for size in groups:
         group = dist.new_group(list(range(size))) if size < count else dist.group.WORLD
-        if group is None or dist.get_rank() >= size:
+        if not isinstance(group, dist.ProcessGroup) or dist.get_rank() >= size:
             continue
         cases = collective_cases(job.device, group, size, _COLLECTIVES[: 2 if job.quick else None], quick=job.quick)
         found += _taken(f"collectives of {size}", cases, job, tell, calls=8)
