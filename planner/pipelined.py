@@ -159,7 +159,7 @@ def polished(joined: Joined, seconds: float, schedule: str = "auto") -> Joined:
         return joined
     staged = stage_units(
         joined.staged.units, degrees.pipeline, degrees.microbatches,
-        send_s=_sending(prepared.cluster, degrees), limit=prepared.limit, clock=Clock(limit_s=seconds),
+        send_s=_sending(prepared, degrees), limit=prepared.limit, clock=Clock(limit_s=seconds),
     )  # fmt: skip
     if staged.peak_bytes > prepared.limit or staged.step_s >= joined.step_s:
         return joined
