@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -13,8 +13,9 @@ from ...cost_models.pipeline.arrays import Arrays, orders_of, schedule_of
 from ...plans import Infeasible, RequestError, Schedule
 from ..zoo import chunks_of, loop_placement, named_schedule, v_placement
 from .listing import ListScratch, list_orders
-from .orders import Clock, Orders, improve
+from .orders import Clock, Orders
 from .plans import anneal_plans
+from .polish import polish
 from .profile_bounds import profile_bound
 from .profiles import LayerProfile, equal_cuts
 from .result import Tuned
@@ -25,7 +26,10 @@ _ZOO = ("1f1b", "interleaved:2", "interleaved:4", "zb-h1", "zb-h2", "zb-v", "v-h
 _STAGES_PER_RANK = (1, 1.5, 2, 3, 4)
 # How many drafts go on (0: all), how often each is run, the share of the time, and the temperature as a share of the
 # bound.
-_ROUNDS = ((0, 1, 0.15, 0.01), (4, 2, 0.4, 0.01), (3, 2, 0.35, 0.006))
+_ROUNDS = ((0, 1, 0.3, 0.004), (4, 2, 0.4, 0.006), (2, 2, 0.3, 0.003))
+# Orders of their own pay where memory is short (without a limit the lists are nearly as good) and moves are cheap: the
+# share of the time that they get at most, and the actions for which they get that much.
+_POLISH_LIMITED, _POLISH_FREE, _POLISH_ACTIONS = 0.6, 0.2, 1500
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,13 +80,15 @@ def tune_profile(
     """
     _check(profile, ranks, limits)
     given = [math.inf] * ranks if limits is None else list(limits)
+    step = _step(profile)
+    exact = _multiples(profile, step)
     problem = _Problem(
-        profile=profile,
+        profile=exact,
         ranks=ranks,
         microbatches=microbatches,
-        overhead=overhead,
-        prefix=_prefix(profile),
-        delays=np.full(profile.units, profile.delay),
+        overhead=round(overhead / step) * step,
+        prefix=_prefix(exact),
+        delays=np.full(profile.units, exact.delay),
         limits=np.array(given) + 1e-9,
         bound=profile_bound(profile, ranks, microbatches, limits=limits, seconds=0.05 * clock.limit_s),
         seed=seed,
@@ -122,6 +128,20 @@ def _prefix(profile: LayerProfile) -> np.ndarray:
     return np.concatenate([np.zeros((1, 4)), np.cumsum(rows, axis=0)]).T.copy()
 
 
+def _step(profile: LayerProfile) -> float:
+    """A power of two of which sums of times of the whole search are exact: what ends together then compares as equal,
+    in whichever order it was added.
+    """
+    total = math.fsum(map(sum, profile.costs)) + profile.delay
+    return 2.0 ** (math.ceil(math.log2(total)) - 40) if total > 0 else 1.0
+
+
+def _multiples(profile: LayerProfile, step: float) -> LayerProfile:
+    """The profile with its times rounded to multiples of `step`."""
+    costs = tuple((round(f / step) * step, round(i / step) * step, round(w / step) * step) for f, i, w in profile.costs)
+    return replace(profile, costs=costs, delay=round(profile.delay / step) * step)
+
+
 class _Best:
     """The best solution so far and when it was found."""
 
@@ -147,8 +167,8 @@ def _search(problem: _Problem, clock: Clock) -> tuple[Orders, list[tuple[float, 
     for orders in _published(problem):
         best.take(orders)
     pool = list(_drafts(problem))
-    # Orders of their own pay where memory is short: without a limit the lists are as good.
-    budget = max(0.0, clock.left_s) * (0.8 if np.isfinite(problem.limits).all() else 1.0)
+    budget = max(0.0, clock.left_s) * (1 - _polish_share(problem, max(len(draft.place) for draft in pool)))
+    candidates: list[Orders] = []
     # All kinds of drafts for a short time, the best of them anew and for longer, the very best cooler; then orders.
     for round_, (keep, repeats, share, heat) in enumerate(_ROUNDS):
         pool = sorted(pool, key=lambda draft: draft.step)[: keep or len(pool)]
@@ -160,14 +180,31 @@ def _search(problem: _Problem, clock: Clock) -> tuple[Orders, list[tuple[float, 
             if best.step <= problem.bound * (1 + 1e-9) or seconds <= 0:
                 break
             grown.append(_annealed(problem, draft, heat, seconds, clock, seed=97 * round_ + repeat))
-            best.take(_orders_of(problem, grown[-1]))
+            found = _orders_of(problem, grown[-1])
+            best.take(found)
+            candidates += [] if found is None else [found]
         pool += grown
-    _polish(problem, clock, best)
+    candidates += [] if best.orders is None else [best.orders]
+    polish(
+        candidates,
+        best.take,
+        prefix=problem.prefix,
+        overhead=problem.overhead,
+        target=problem.bound * (1 + 1e-9),
+        clock=clock,
+        seed=problem.seed,
+    )
     if best.orders is None:
         raise Infeasible(
             "'memory' must let some partition keep one micro-batch of each rank, got none that does; raise it"
         )
     return best.orders, best.progress
+
+
+def _polish_share(problem: _Problem, stages: int) -> float:
+    """Which share of the time goes to orders of their own."""
+    most = _POLISH_LIMITED if np.isfinite(problem.limits).all() else _POLISH_FREE
+    return most * min(1.0, _POLISH_ACTIONS / (3 * stages * problem.microbatches))
 
 
 def _published(problem: _Problem) -> Iterator[Orders]:
@@ -292,29 +329,3 @@ def _orders_of(problem: _Problem, draft: _Draft) -> Orders | None:
         *scratch.parts(),
     )
     return scratch.orders(arrays, draft.cuts)
-
-
-def _polish(problem: _Problem, clock: Clock, best: _Best) -> None:
-    """Anneal the orders and the cuts of the best plan until the time is up."""
-    rate, round_ = 0.0, 0
-    while best.orders is not None and clock.left_s > 0 and best.step > problem.bound * (1 + 1e-9):
-        origin = best.orders
-        size = len(origin.word)
-        begin = clock.spent_s
-        seconds = min(clock.left_s, max(0.5, 0.1 * clock.limit_s))
-        moves = max(500, int(seconds * rate / size)) if rate else 500
-        hot = (0.003, 0.001)[round_ % 2]
-        found = improve(
-            origin,
-            moves,
-            hot=hot,
-            cold=hot * 0.02,
-            seed=problem.seed + round_,
-            target=problem.bound,
-            prefix=problem.prefix,
-            overhead=problem.overhead,
-            cut_share=0.03,
-        )
-        rate = moves * size / max(clock.spent_s - begin, 1e-6) if round_ else 5e7
-        best.take(found)
-        round_ += 1
