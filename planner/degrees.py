@@ -6,9 +6,10 @@ without any idle time, already takes longer than it."""
 from __future__ import annotations
 
 import itertools
+import math
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from torch import nn
@@ -55,7 +56,8 @@ def choose_degrees(
     on_progress: Progress | None = None,
     **request: Any,
 ) -> Plan:
-    """The fastest plan over the degrees that `pipeline`, `mesh` and `microbatches` leave open; others as for `plan`.
+    """The fastest plan over the degrees that `pipeline`, `mesh` and `microbatches` leave open; others as for `plan`. Its
+    bound is that of all degrees that were tried.
 
     Raises Infeasible when no degrees have a plan within memory.
     """
@@ -69,7 +71,6 @@ def choose_degrees(
         left = time_limit_s - (time.perf_counter() - began)
         if search.best is not None and left <= 0:
             break
-        search.left_out = tries[index + 1 :]
         try:
             search.try_one(degrees, max(_LEAST_S, left / 2 if len(tries) - index > 1 else left))
         except KeyboardInterrupt:
@@ -78,12 +79,12 @@ def choose_degrees(
             break
         if on_progress is not None and search.best is not None:
             on_progress(f"pipeline {degrees}", search.best.step_s, search.best.bound_s)
-        search.left_out = []
     if search.best is None:
         assert search.failed is not None
         raise search.failed
     left = time_limit_s - (time.perf_counter() - began)
-    return polished(search.best, min(_MOST_POLISH_S, max(_LEAST_S, left)), schedule).plan()
+    best = polished(search.best, min(_MOST_POLISH_S, max(_LEAST_S, left)), schedule)
+    return replace(best, bound_s=min(best.bound_s, search.least_bound_s)).plan()
 
 
 def degrees_to_try(
@@ -159,7 +160,7 @@ class _Search:
     request: dict[str, Any]
     best: Joined | None = None
     failed: Infeasible | None = None
-    left_out: list[Degrees] = field(default_factory=list)
+    least_bound_s: float = math.inf
     captures: dict[tuple[int, Recompute], tuple[Captured, Blocks]] = field(default_factory=dict)
 
     def try_one(self, degrees: Degrees, seconds: float) -> None:
@@ -176,8 +177,10 @@ class _Search:
             except Infeasible as error:
                 self.failed = error
                 continue
-            if found is not None and (self.best is None or found.step_s < self.best.step_s):
-                self.best = found
+            if found is not None:
+                self.least_bound_s = min(self.least_bound_s, found.bound_s)
+                if self.best is None or found.step_s < self.best.step_s:
+                    self.best = found
             return
 
     def _draft(self, degrees: Degrees, mode: Recompute, reduce: Reduce) -> Draft:

@@ -129,6 +129,11 @@ def draft_of(
     """The draft of `model` under the request that `plan` answers, its constraints not held. `recompute` is taken in
     place of the plan's mode."""
     options = plan.options
+    if plan.pipeline is not None:
+        raise RequestError(
+            f"'plan' must have no pipeline to be solved again in part, got one of {plan.pipeline.ranks} ranks and "
+            f"{plan.pipeline.microbatches} micro-batches; ask about a plan of one micro-batch, made without --pipeline"
+        )
     return draft(
         model,
         args,
