@@ -56,10 +56,9 @@ def choose_degrees(
     on_progress: Progress | None = None,
     **request: Any,
 ) -> Plan:
-    """The fastest plan over the degrees that `pipeline`, `mesh` and `microbatches` leave open; others as for `plan`. Its
-    bound is that of all degrees that were tried.
+    """The fastest plan over the degrees that `pipeline`, `mesh` and `microbatches` leave open; others as for `plan`.
 
-    Raises Infeasible when no degrees have a plan within memory.
+    Its bound is that of all degrees that were tried. Raises Infeasible when no degrees have a plan within memory.
     """
     where = Cluster.parse(cluster) if isinstance(cluster, str) else cluster
     grid = Mesh.parse(mesh) if isinstance(mesh, str) else mesh
