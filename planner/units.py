@@ -90,10 +90,12 @@ def unit_starts(captured: Captured, blocks: Blocks) -> list[str]:
 
 
 def _modules(captured: Captured, blocks: Blocks) -> list[str]:
+    """Where a block, or a module between blocks, begins; by an op's own name where earlier ops lie in that module."""
     light = light_ops(captured)
     depth = max((run.path.count(".") + 1 for run in blocks.runs if run.path), default=1)
     starts: list[str] = [""]
     seen: set[str] = set()
+    paths: set[str] = set()
     current: str | None = None
     for node in forward_ops(captured):
         name = captured.names[node]
@@ -102,9 +104,11 @@ def _modules(captured: Captured, blocks: Blocks) -> list[str]:
         key = block_name(name) or ".".join(name.partition("::")[0].split(".")[:depth])
         if key and key != current and key not in seen:
             if current is not None:
-                starts.append(key)
+                inside = any(one == key or one.startswith(f"{key}.") for one in paths)
+                starts.append(name if inside else key)
             seen.add(key)
             current = key
+        paths.add(name.partition("::")[0])
     return starts
 
 
