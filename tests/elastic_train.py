@@ -3,7 +3,7 @@
     meshwright run --nproc N elastic_train.py FOLDER '{"faults": [{"who": 2, "step": 5, "at": "forward"}]}'
 
 `at`: forward, backward, gate (before optimizer.step), optimizer (in it), after, save, or a phase of the regrouping
-into `epoch`. `how`: kill (the default), stop, sleep, raise.
+into `epoch`. `how`: kill (the default), stop, sleep, wait (0.4 s), raise.
 """
 
 from __future__ import annotations
@@ -79,8 +79,8 @@ class Faults:
             if fault["who"] == self.who and fault["at"] == place and fault[when] == now:
                 how = fault.get("how", "kill")
                 note({"fault": place, "who": self.who, "time": time.time()})
-                if how == "sleep":
-                    time.sleep(3600)
+                if how in ("sleep", "wait"):
+                    time.sleep(3600.0 if how == "sleep" else 0.4)
                 elif how == "raise":
                     raise RuntimeError("a fault of its own")
                 else:

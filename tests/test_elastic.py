@@ -223,15 +223,15 @@ PLACES = ("forward", "backward", "gate", "optimizer", "after")
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("first", range(4))
+@pytest.mark.parametrize("place", PLACES)
 def test_each_process_in_turn_is_killed_at_each_place_down_to_one(
-    tmp_path: Path, alone: list[float], first: int
+    tmp_path: Path, alone: list[float], place: str
 ) -> None:
-    order = [(first + i) % 4 for i in range(3)]
-    runs = {
-        place: {**SHARDED, "faults": [kill(who, 2 + 3 * i, place) for i, who in enumerate(order)]}
-        for place in PLACES[first % 2 :: 2]
-    }
+    runs = {}
+    for first in (0, 2):
+        # The first one's replica is the one two ahead: the last of the two that are left holds everything.
+        order = [(first + i) % 4 for i in range(3)]
+        runs[f"from {first}"] = {**SHARDED, "faults": [kill(who, 2 + 3 * i, place) for i, who in enumerate(order)]}
     for found in several(tmp_path, runs).values():
         sound(found, alone, resumes=5)
         prompt(found)
@@ -256,6 +256,7 @@ def test_hangs_and_losses_at_once(tmp_path: Path, alone: list[float]) -> None:
         "stopped": {**SHARDED, "limits": few, "faults": [kill(0, 3, "backward", how="stop")]},
         "asleep": {**SHARDED, "limits": few, "faults": [kill(1, 3, "backward", how="sleep")]},
         "two at once": {**SHARDED, "faults": [kill(0, 3, "forward"), kill(1, 3, "forward")]},
+        "slow": {**SHARDED, "limits": few, "faults": [kill(3, step, "forward", how="wait") for step in range(12)]},
         "an error of its own": {**SHARDED, "faults": [kill(2, 3, "forward", how="raise")]},
     }
     found = several(tmp_path, runs)
@@ -269,6 +270,9 @@ def test_hangs_and_losses_at_once(tmp_path: Path, alone: list[float]) -> None:
     sound(found["two at once"], alone, resumes=2)
     prompt(found["two at once"])
     assert len(found["two at once"].members()[-1]) == 2
+    # A process that is late is not taken for lost (case 142).
+    sound(found["slow"], alone)
+    assert found["slow"].members() == [(0, 1, 2, 3)] and "is lost" not in found["slow"].said
     assert "a fault of its own" in found["an error of its own"].said
     assert found["an error of its own"].members()[-1] == (0, 1, 3)
 
