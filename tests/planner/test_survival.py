@@ -16,6 +16,7 @@ from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 import meshwright as mw
+from meshwright.cli import run
 from meshwright.passes.holdings import Kind, as_dtensor
 from meshwright.planner.apply import device_mesh_for
 from meshwright.planner.checkpoints import Checkpoints, newest
@@ -195,3 +196,20 @@ def test_watching_needs_linux(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sys.platform", "darwin")
     with pytest.raises(RequestError, match="must run on Linux"):
         Fence()
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["run", "--nproc", "2", "nothing.py"], "'SCRIPT' must be a Python file, got nothing.py"),
+        (["run", "--nproc", "0", "x.py"], "Invalid value for '--nproc'"),
+        (["run", "--nproc", "2", "--listen", "here", __file__], "'--listen' must be host:port, got 'here'"),
+        (["run", "--nproc", "2", "--join", "a:1", "--nodes", "2", __file__], "'--join' must not be given with --nodes"),
+        (["run", "--nproc", "2", "--hang-after", "9", "--stall-after", "9", __file__], "'hang_s' must be positive and"),
+        (["members", "nowhere", "--add", "1"], "'ADDRESS' must be host:port, got 'nowhere'"),
+        (["members", "127.0.0.1:1"], "'members' must be given --drain or --add"),
+    ],
+)
+def test_wrong_requests_on_the_command_line(words: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(words) == 2
+    assert said in capsys.readouterr().err
