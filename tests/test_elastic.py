@@ -139,8 +139,8 @@ def sound(found: Run, alone: list[float], *, samples: int = script.SAMPLES, resu
     for epoch in range(len(alone) // per_epoch):
         counts = Counter(i for step in range(epoch * per_epoch, (epoch + 1) * per_epoch) for i in used[step])
         assert counts == Counter(range(samples))
-    for step in used:
-        assert len({entry["digest"] for entry in found.entries if entry.get("step") == step and "loss" in entry}) <= 2
+    plans = {(entry["epoch"], entry["digest"]) for entry in found.entries if "loss" in entry}
+    assert len(plans) == len({epoch for epoch, _ in plans}), "all ranks of an epoch must have one plan"
     checked = sum(1 for _ in equal_to_donors(found.folder))
     assert checked >= resumes, found.said[-3000:]
 
