@@ -13,6 +13,7 @@ When a process is lost the block ends early on the others, they regroup, and the
 from __future__ import annotations
 
 import os
+import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -197,10 +198,12 @@ class Elastic:
             self._save_if_due()
             if self._agreed > self._watch.epoch:
                 self._recover()
-        except RuntimeError:
+        except RuntimeError as error:
             # Within the optimizer nothing waits for others: what fails there has left the parameters half changed.
             if training.stage == "passed" or not self._lost():
                 raise
+            # What the broken step held, old process groups among it, must not outlive it.
+            traceback.clear_frames(error.__traceback__)
             self._recover()
         self._watch.stage = "between"
 
