@@ -44,6 +44,12 @@ _NUMBER = click.FloatRange(min=0, max=1e18)
 @click.option("--seed", type=click.IntRange(min=0, max=2**31), default=0, show_default=True)
 @click.option("--svg", help="Write the schedule as a picture here.")
 @click.option("--trace", help="Write the schedule as a Chrome/Perfetto trace here.")
+@click.option("--failures", help="MODEL:TPxDPxPP, e.g. llama2-13b:4x16x4, or a job's .json: live through failures.")
+@click.option("--weeks", type=_NUMBER, default=4.0, show_default=True, help="With --failures: how long.")
+@click.option("--rates", default="llama3-405b", show_default=True, help="With --failures: how often what fails.")
+@click.option("--policies", help="With --failures: e.g. restart,recycle,ours.  [default: all]")
+@click.option("--spares", type=click.IntRange(min=0, max=2**20), default=0, help="With --failures: spare devices.")
+@click.option("--no-slow", is_flag=True, help="With --failures: no slow-downs.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object and nothing else.")
 @click.pass_obj
 def simulate_command(
@@ -53,14 +59,30 @@ def simulate_command(
     stage_costs: str | None,
     svg: str | None,
     trace: str | None,
+    failures: str | None,
+    weeks: float,
+    rates: str,
+    policies: str | None,
+    spares: int,
+    no_slow: bool,
     as_json: bool,
     **options: Any,
 ) -> int:
     """Simulate a pipeline without its model.
 
     From the file of a PLAN with a pipeline, from a layer profile, or from fixed stages; with --schedule auto the best
-    partition (of a profile), placement and order are searched.
+    partition (of a profile), placement and order are searched. Or, with --failures, the weeks of a job whose devices
+    fail and slow down by published rates, by our replanning and by the policies of others.
     """
+    if failures is not None:
+        from .cli_failures import simulate_failures
+
+        if any(one is not None for one in (plan, profile, stage_costs)):
+            raise RequestError("'--failures' must be given without a PLAN, --profile or --stage-costs, got one too")
+        return simulate_failures(
+            stream, failures, weeks=weeks, rates_name=rates, policies=policies, spares=spares, slow=not no_slow,
+            seed=options["seed"], as_json=as_json,
+        )  # fmt: skip
     # Loading and compiling count against the time limit, too.
     options["begin_s"] = time.process_time()
     given = [one for one in (plan, profile, stage_costs) if one is not None]

@@ -7,13 +7,21 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
 from ...plans import Health, RequestError
 
-__all__ = ["Job"]
+__all__ = ["Job", "Speeds"]
+
+
+class Speeds(list[float]):
+    """Speeds of all devices. `kinds`: of groups that were asked for, their size and slowest member, kept for speed."""
+
+    def __init__(self, speeds: Iterable[float]) -> None:
+        super().__init__(speeds)
+        self.kinds: dict[tuple[int, ...], tuple[int, float]] = {}
 
 
 @dataclass(frozen=True, slots=False, kw_only=True)
@@ -107,9 +115,9 @@ class Job:
         first = (replica * self.stages + stage) * self.tensor
         return tuple(range(first, first + self.tensor))
 
-    def speeds(self, health: Health) -> list[float]:
+    def speeds(self, health: Health) -> Speeds:
         """The speed of every device."""
-        speeds = [1.0] * self.devices
+        speeds = Speeds([1.0] * self.devices)
         for device, speed in Health.of(health, self.devices).speeds:
             speeds[device] = speed
         return speeds

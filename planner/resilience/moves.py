@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from ...plans import Arrangement, Health
 from .job import Job
 
-__all__ = ["StateMove", "state_move"]
+__all__ = ["StateMove", "state_move", "state_moves"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,17 +34,28 @@ def state_move(job: Job, before: Arrangement, after: Arrangement, health: Health
 
     A piece comes from a device of the same node if one has it, else from those that have it in turn.
     """
-    dead = set(health.dead)
+    (move,) = state_moves(job, before, [after], health)
+    return move
+
+
+def state_moves(job: Job, before: Arrangement, afters: Sequence[Arrangement], health: Health) -> list[StateMove]:
+    """`state_move` to each of several arrangements."""
     kept = {(group, low, high) for group, low, high in _stages(before)}
-    holders = _Holders(job, kept, dead)
+    holders = _Holders(job, kept, set(health.dead))
+    return [_moved(job, kept, holders, after) for after in afters]
+
+
+def _moved(job: Job, kept: set[tuple[tuple[int, ...], int, int]], holders: _Holders, after: Arrangement) -> StateMove:
     traffic = _Traffic(job)
+    holders.turns.clear()
     for group, low, high in _stages(after):
         if (group, low, high) in kept:
             continue
         for index, device in enumerate(group):
+            part = (index / len(group), (index + 1) / len(group))
             for layer in range(low, high):
-                part = (index / len(group), (index + 1) / len(group))
-                holders.fetch(layer, device, part, job.state_bytes[layer], traffic)
+                if holders.own.get((device, layer)) != part:
+                    holders.fetch(layer, device, part, job.state_bytes[layer], traffic)
     return traffic.move()
 
 

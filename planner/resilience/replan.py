@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from ...plans import Action, Arrangement, Health, Replica, RequestError, Schedule
 from .groups import node_options
 from .job import Job
-from .moves import StateMove, state_move
+from .moves import StateMove, state_moves
 from .policies import POLICIES, healthy_arrangement
 from .search import Found, candidates
 from .workbench import Workbench, group_of
@@ -63,7 +63,8 @@ def replan_job(
     found = _with_policies(bench, health, candidates(bench, health), start)
     # Nothing to change is always among what is weighed.
     few = found[:_WEIGHED] + [one for one in found[_WEIGHED:] if one.arrangement == start]
-    weighed = [(one, state_move(job, start, one.arrangement, health)) for one in few]
+    moves = state_moves(job, start, [one.arrangement for one in few], health)
+    weighed = list(zip(few, moves, strict=True))
     best, move = min(weighed, key=lambda pair: _cost(pair[0], pair[1], horizon_s))
     healthy = bench.price(healthy_arrangement(job), Health())
     return Replanned(

@@ -35,6 +35,7 @@ class Workbench:
         self._numbers = np.array([job.delay_s, job.memory_bytes, reduced])
         self._ends: dict[tuple[int, int], np.ndarray] = {}
         self._best: dict[tuple[tuple[Group, ...], int], tuple[tuple[Group, ...], tuple[int, ...], float]] = {}
+        self._answers: dict[tuple[tuple[Group, ...], int], tuple[tuple[Group, ...], tuple[int, ...], float]] = {}
         self._priced: dict[tuple[tuple[Group, ...], tuple[int, ...], int, bool], float] = {}
         self._evened: dict[tuple[Group, ...], tuple[int, ...]] = {}
         self._shared: dict[object, float] = {}
@@ -64,6 +65,13 @@ class Workbench:
     def best(self, groups: Sequence[Group], microbatches: int) -> tuple[tuple[Group, ...], tuple[int, ...], float]:
         """The best order of these groups found, their layers, and the seconds; equal groups give equal answers."""
         kinds = tuple(sorted(groups, reverse=True))
+        asked = (kinds, microbatches)
+        if asked not in self._answers:
+            self._answers[asked] = self._found(kinds, microbatches)
+        return self._answers[asked]
+
+    def _found(self, kinds: tuple[Group, ...], microbatches: int) -> tuple[tuple[Group, ...], tuple[int, ...], float]:
+        groups = kinds
         few = math.comb(self.job.layers - 1, len(groups) - 1) <= _ALL_CUTS
         # Where layers are searched and not all tried, they are searched for like numbers of micro-batches at once.
         key = (kinds, microbatches if few else _rounded(microbatches))
@@ -186,7 +194,13 @@ class Workbench:
 
 def group_of(devices: Sequence[int], speeds: Sequence[float]) -> Group:
     """How many devices and the speed of the slowest."""
-    return len(devices), min([speeds[device] for device in devices])
+    known = getattr(speeds, "kinds", None)
+    if known is None:
+        return len(devices), min([speeds[device] for device in devices])
+    group = tuple(devices)
+    if group not in known:
+        known[group] = (len(group), min([speeds[device] for device in group]))
+    return known[group]
 
 
 def replica_of(groups: Sequence[Sequence[int]], layers: Sequence[int], microbatches: int) -> Replica:
