@@ -8,6 +8,7 @@ into `epoch`. `how`: kill (the default), stop, sleep, wait (0.4 s), raise.
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import signal
@@ -140,6 +141,8 @@ def faulty(job_faults: Faults) -> None:
 def main(options: dict[str, Any]) -> None:
     global job
     faulty(faults)
+    if "chunk_bytes" in options:
+        regroup.transfer = functools.partial(regroup.transfer, chunk_bytes=options["chunk_bytes"])
     plain = options.get("plain", False)
     samples = data(options.get("samples", SAMPLES))
     example = (torch.stack([x for x, _ in samples[:SIZE]]),)

@@ -219,6 +219,15 @@ def test_training_goes_on_when_processes_are_killed(tmp_path: Path) -> None:
     assert found.members() == [(0, 1, 2), (1, 2)]
 
 
+@pytest.mark.slow
+def test_split_state_moves_between_meshes(tmp_path: Path, alone: list[float]) -> None:
+    faults = [kill(0, 2, "backward"), kill(2, 5, "optimizer")]
+    # Small messages, so that there are several rounds of them.
+    found = several(tmp_path, {"run": {**SHARDED, "chunk_bytes": 100, "faults": faults}})["run"]
+    sound(found, alone, resumes=5)
+    assert found.members() == [(0, 1, 2, 3), (1, 2, 3), (1, 3)]
+
+
 PLACES = ("forward", "backward", "gate", "optimizer", "after")
 
 
@@ -412,3 +421,13 @@ def test_a_machine_is_lost(tmp_path: Path, alone: list[float]) -> None:
     found = Run(code=code, said=log.read_text(), folder=tmp_path, entries=list(entries(tmp_path)), seconds=0.0)
     sound(found, alone)
     assert [len(members) for members in found.members()] == [4, 2]
+
+
+@pytest.mark.slow
+def test_the_example_goes_on(tmp_path: Path) -> None:
+    example = str(ROOT / "examples/elastic.py")
+    words = ("--nproc", "3", example, "--kill", "1", "--epochs", "1", "--checkpoint", str(tmp_path / "saved"))
+    with supervised(tmp_path, "log", *words) as (process, log):
+        assert process.wait(120) == 0, log.read_text()
+    assert "step 4 " in log.read_text() and "step 15 " in log.read_text()
+    assert "processes (0, 1, 2)" in log.read_text() and "processes (0, 2)" in log.read_text()
