@@ -17,8 +17,11 @@ from torch._ops import OpOverload
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.distributed_c10d import _abort_process_group
 from torch.distributed.tensor import DTensor, Replicate, Shard
+from torch.distributed.tensor._collective_utils import MeshTopoInfo
 from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
 from torch.distributed.tensor._op_schema import OpSchema, OpSpec, OpStrategy, RuntimeSchemaInfo, TupleStrategy
+from torch.distributed.tensor._redistribute import _gen_transform_infos, clear_redistribute_planner_cache
+from torch.distributed.tensor.debug import _clear_sharding_prop_cache
 from torch.distributed.tensor.placement_types import Partial, Placement
 from torch.export import Dim
 from torch.export.dynamic_shapes import _DerivedDim, _DimHint
@@ -29,6 +32,7 @@ __all__ = [
     "abort_communicators",
     "dtensor_rules",
     "export_dim",
+    "forget_meshes",
     "is_aten",
     "issued",
     "last_collective",
@@ -60,6 +64,16 @@ def abort_communicators() -> None:
     """Let NCCL's collectives on all groups fail now; gloo has nothing of the kind."""
     if dist.is_initialized() and dist.get_backend() == "nccl":
         _abort_process_group()
+
+
+def forget_meshes() -> None:
+    """Empty DTensor's caches: they hold every mesh that was ever used, and with it the threads and files of its process
+    groups, which `destroy_process_group` leaves to the last reference."""
+    _clear_sharding_prop_cache()
+    DTensor._op_dispatcher.sharding_propagator._propagate_tensor_meta_cached.cache_clear()
+    MeshTopoInfo.build_from_mesh.cache_clear()
+    clear_redistribute_planner_cache()
+    _gen_transform_infos.cache_clear()
 
 
 def issued(group: dist.ProcessGroup) -> int:

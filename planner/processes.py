@@ -9,7 +9,6 @@ from __future__ import annotations
 import ctypes
 import importlib
 import os
-import resource
 import runpy
 import signal
 import sys
@@ -96,9 +95,6 @@ class Processes:
         os.environ.update({STORE: self.address, WHO: str(who), "LOCAL_RANK": str(slot)})
         os.environ.setdefault("TORCH_FR_BUFFER_SIZE", "16")
         os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
-        # PyTorch keeps some files of each process group that was cut, so a long life takes many.
-        most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
-        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
         if self.loopback:
             os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
         sys.argv = [self.script, *self.arguments]

@@ -28,6 +28,7 @@ from ..passes.transfer import Part, transfer
 from ..plans.errors import CheckError, StateLost
 from ..plans.migration import Migration, migrate
 from ..plans.plan import Plan
+from . import _torch
 from .apply import agreed, device_mesh_for
 from .checkpoints import Checkpoints, newest, read_extra, read_into
 from .epochs import Epoch
@@ -232,6 +233,7 @@ class Regroup:
 
     def _build(self, plan: Plan, state: State | None) -> None:
         training, members = self.training, self.epoch.members
+        _torch.forget_meshes()
         with self.watch.fence.around():
             self.watch.check()
             mark = f"@{self.epoch.number}"

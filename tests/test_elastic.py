@@ -157,6 +157,14 @@ def prompt(found: Run) -> None:
         assert steps and min(steps) < 10.0, (epoch, steps)
 
 
+def lean(folder: Path) -> None:
+    """Files and threads of the groups of earlier epochs are gone: as processes become fewer, none has more of them."""
+    for path in folder.glob("log-*.jsonl"):
+        left = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines() if '"left"' in line]
+        held = [(entry["files"], entry["threads"]) for entry in left[1:]]
+        assert held == sorted(held, reverse=True), (path.name, held)
+
+
 def equal_to_donors(folder: Path) -> Iterator[str]:
     """Every piece that a process resumed with, against those that the processes had after the same step before it.
 
@@ -244,6 +252,7 @@ def test_each_process_in_turn_is_killed_at_each_place_down_to_one(
     for found in several(tmp_path, runs).values():
         sound(found, alone, resumes=5)
         prompt(found)
+        lean(found.folder)
         assert [len(members) for members in found.members()] == [4, 3, 2, 1]
 
 
