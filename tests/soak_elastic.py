@@ -47,7 +47,7 @@ def schedule(draw: random.Random, folder: Path) -> dict[str, Any]:
         else:
             number = signal.SIGSTOP if draw.random() < 0.2 else signal.SIGKILL
             blows.append([round(draw.uniform(0.0, 4.0), 3), who, int(number)])
-    limits = {"hang_s": 4.0, "stall_s": 40.0, "respawn": draw.choice((0, 0, 1, 2))}
+    limits = {"hang_s": 8.0, "stall_s": 60.0, "respawn": draw.choice((0, 0, 1, 2))}
     options["faults"] = faults
     return {"folder": str(folder), "nproc": nproc, "limits": limits, "options": options, "blows": blows}
 
@@ -56,7 +56,7 @@ def main() -> int:
     parser = argparse.ArgumentParser()
     parser.add_argument("--schedules", type=int, default=100)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--watchdog", type=float, default=120.0, help="Seconds for one schedule.")
+    parser.add_argument("--watchdog", type=float, default=180.0, help="Seconds for one schedule.")
     parser.add_argument("--until", type=float, default=1e9, help="Begin no schedule after so many seconds.")
     asked = parser.parse_args()
     alone = reference_apart()
