@@ -67,11 +67,13 @@ def stage_graphs(
 ) -> StageGraphs:
     """What the rank at `coordinate` of the stage's mesh runs; `groups[a]` is the process group of mesh axis `a`.
 
-    Gradients that end in a collective are added up over the micro-batches before it, once.
+    Gradients that end in a collective are added up over the micro-batches before it, once, unless the plan reduces them
+    in each.
     """
     captured, lookup, mesh = stage.captured, StageLookup(plan, stage), plan.mesh
     parameters = [s.name for s in captured.sources.values() if s.kind == "parameter" and s.name in captured.grads]
-    late = [name for name in parameters if _ends_in_collective(lookup, name)]
+    once = plan.pipeline is None or plan.pipeline.reduce_gradients == "step"
+    late = [name for name in parameters if once and _ends_in_collective(lookup, name)]
     passed = stage.sends_gradient
     program = localize(captured, lookup, mesh, coordinate, groups, device=device, late=late, passed=passed)
     halves = cut(program, early=plan.options.prefetch)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 
+import msgspec
 import pytest
 import torch
 from torch import nn
@@ -44,6 +45,9 @@ def trial(seed: int) -> CheckReport:
     mesh = rng.choice(["1", "2", "2", "2x2"])
     recompute = rng.choice(["none", "pointwise", "block"])
     plan, captured = pipelined(model, args, mesh=mesh, schedule=schedule, seed=seed, recompute=recompute)
+    assert plan.pipeline is not None
+    reduce = ("step", "microbatch")[seed % 2]
+    plan = msgspec.structs.replace(plan, pipeline=msgspec.structs.replace(plan.pipeline, reduce_gradients=reduce))
     return checked(model, args, plan, captured)
 
 
