@@ -14,8 +14,7 @@ from torch import nn
 
 from ..cost_models.collectives import axis_collective_s
 from ..cost_models.links import axis_link, pipeline_mesh
-from ..passes.microbatches import microbatches as parts_of
-from ..passes.trees import flatten_call
+from ..passes.microbatches import microbatch
 from ..plans.errors import Infeasible
 from ..plans.meshes import Mesh
 from ..plans.plan import Memory, Plan, Predicted
@@ -28,7 +27,7 @@ from .staging import Staged, stage_units
 from .units import units_of
 from .write import write_plan
 
-__all__ = ["Degrees", "Joined", "joined_draft", "microbatch_of", "polished", "solve_joined"]
+__all__ = ["Degrees", "Joined", "joined_draft", "polished", "solve_joined"]
 
 # How often the memory that the sharding may fill is corrected by what the pipeline's ranks take.
 _ROUNDS = 5
@@ -85,15 +84,9 @@ def joined_draft(
 ) -> Draft:
     """The problem of one micro-batch on the mesh of a pipeline rank; gradients are reduced once in a step or in each
     micro-batch."""
-    one = microbatch_of(args, kwargs, degrees.microbatches)
+    one = microbatch(args, kwargs, degrees.microbatches)
     accumulation = Accumulation(microbatches=degrees.microbatches, reduce=reduce)
     return draft(model, *one, mesh=degrees.mesh, accumulation=accumulation, stage_of=degrees.pipeline, **request)
-
-
-def microbatch_of(args: Sequence[Any], kwargs: dict[str, Any], count: int) -> tuple[tuple, dict[str, Any]]:
-    """The first of `count` micro-batches of a call's inputs; RequestError where `count` does not divide the batch."""
-    tensors, tree = flatten_call(args, kwargs)
-    return tree.build(parts_of(tensors, tree, count)[0])
 
 
 def solve_joined(
