@@ -135,7 +135,9 @@ def test_ruff_is_content() -> None:
     assert done.returncode == 0, done.stdout
 
 
+@pytest.mark.slow
 def test_pyright_is_content() -> None:
+    # `make lint`, which .ci/run calls, says the same in its own process.
     done = python("-m", "pyright", "--outputjson", "--pythonpath", sys.executable)
     report = json.loads(done.stdout)
     errors = [
