@@ -1,8 +1,7 @@
-"""Tensors between pipeline ranks: one channel for each direction of each pair, in which the first sent is the first
-received.
+"""Tensors between pipeline ranks: between two of them, in each direction, the first sent is the first received.
 
-Directions are apart, so that a receive that waits never holds up a send, and so are the coordinates of the stages'
-meshes: a rank sends its piece to the rank with the same coordinate.
+Directions are process groups apart, so that a receive that waits never holds up a send, and so are the coordinates of
+the stages' meshes: a rank sends its piece to the rank with the same coordinate.
 """
 
 from __future__ import annotations
@@ -34,46 +33,46 @@ class Receiving:
 
 
 class Channels:
-    """What joins pipeline rank `rank` to those that hold neighbouring stages. All ranks make theirs at once.
+    """What joins pipeline rank `rank` of `ranks` to the others. All processes make theirs at once: a pipeline rank has
+    `size` of them, and this one is its number `index`."""
 
-    `placement[stage]` is the pipeline rank of a stage; `size` is how many processes a pipeline rank has and `index`
-    which of them this one is.
-    """
-
-    def __init__(
-        self, placement: Sequence[int], rank: int, *, size: int, index: int, device: torch.device, timeout_s: float
-    ) -> None:
+    def __init__(self, ranks: int, rank: int, *, size: int, index: int, device: torch.device, timeout_s: float) -> None:
+        self.ranks, self.rank, self.size, self.index = ranks, rank, size, index
         self.timeout, self.device = timedelta(seconds=timeout_s), device
-        self._peer = {other: other * size + index for other in placement}
-        self._groups: dict[tuple[int, int], dist.ProcessGroup] = {}
         self._sending: deque[tuple[Any, torch.Tensor]] = deque()
-        for pair in sorted(_pairs(placement)):
-            if rank in pair:
-                ranks = sorted(self._peer[end] for end in pair)
-                group = dist.new_group(ranks, timeout=self.timeout, use_local_synchronization=True)
-                assert isinstance(group, dist.ProcessGroup)
-                self._groups[pair] = group
-        self.rank = rank
+        everyone = tuple(range(ranks))
+        # To higher ranks, and to lower ones.
+        self._ways = [self.group(everyone), self.group(everyone)]
+
+    def group(self, ranks: Sequence[int]) -> dist.ProcessGroup | None:
+        """A process group of those pipeline ranks at this coordinate, None on others; called by all processes."""
+        found = None
+        for index in range(self.size):
+            made = dist.new_group([rank * self.size + index for rank in ranks], timeout=self.timeout)
+            found = made if index == self.index and self.rank in ranks else found
+        return found  # type: ignore[return-value]
 
     def send(self, tensors: Iterable[torch.Tensor], other: int) -> None:
         """Hand `tensors` over to pipeline rank `other`; they are kept until they are there."""
+        self._check_open()
         for tensor in tensors:
             data = _bytes(tensor.resolve_conj().contiguous())
             if data.numel():
-                work = dist.isend(data, dst=self._peer[other], group=self._groups[self.rank, other])
+                work = dist.isend(data, dst=other * self.size + self.index, group=self._ways[other < self.rank])
                 self._sending.append((work, data))
         while self._sending and self._sending[0][0].is_completed():
             self._sending.popleft()
 
     def receive(self, expected: Iterable[Expected], other: int) -> Receiving:
         """Begin to receive from pipeline rank `other`."""
+        self._check_open()
         tensors, works = [], []
         for one in expected:
             tensor = torch.empty(one.shape, dtype=one.dtype, device=self.device)
             tensors.append(tensor)
             if tensor.numel():
-                group = self._groups[other, self.rank]
-                works.append(dist.irecv(_bytes(tensor), src=self._peer[other], group=group))
+                source = other * self.size + self.index
+                works.append(dist.irecv(_bytes(tensor), src=source, group=self._ways[self.rank < other]))
         return Receiving(tensors, works, self.timeout)
 
     def finish(self) -> None:
@@ -82,18 +81,17 @@ class Channels:
             work, _ = self._sending.popleft()
             _wait(work, self.timeout)
 
+    def _check_open(self) -> None:
+        if None in self._ways:
+            raise RuntimeError("an earlier step failed and cut the channels between the ranks; apply the plan again")
+
     def close(self) -> None:
         """Cut all channels: a rank that waits at the other end meets an error at once."""
         self._sending.clear()
-        for group in self._groups.values():
-            dist.destroy_process_group(group)
-        self._groups.clear()
-
-
-def _pairs(placement: Sequence[int]) -> set[tuple[int, int]]:
-    """Ordered pairs of ranks that hold neighbouring stages."""
-    near = {pair for pair in zip(placement, placement[1:], strict=False) if pair[0] != pair[1]}
-    return near | {(b, a) for a, b in near}
+        for group in self._ways:
+            if group is not None:
+                dist.destroy_process_group(group)
+        self._ways = [None, None]
 
 
 def _bytes(tensor: torch.Tensor) -> torch.Tensor:

@@ -140,9 +140,13 @@ class _State:
         self.groups = [self.device_mesh.get_group(axis).group_name for axis in range(self.mesh.ndim)]
         self.across = device_mesh.get_group(AXIS)
         self.places = [stage.rank for stage in plan.pipeline.stages]
-        self.index = self.mesh.rank(self.coordinate)
         self.channels = Channels(
-            self.places, self.rank, size=self.mesh.size, index=self.index, device=self.device, timeout_s=timeout_s
+            plan.pipeline.ranks,
+            self.rank,
+            size=self.mesh.size,
+            index=self.mesh.rank(self.coordinate),
+            device=self.device,
+            timeout_s=timeout_s,
         )
         self.programs: dict[tuple, _Program] = {}
         self.holders: dict[str, tuple[int, ...]] = {}
@@ -162,11 +166,7 @@ class _State:
         self.holders = holders
         self.first_held = [name for name, ranks in holders.items() if ranks[0] == self.rank]
         for ranks in sorted({ranks for ranks in holders.values() if len(ranks) > 1}):
-            if self.rank in ranks:
-                processes = [rank * self.mesh.size + self.index for rank in ranks]
-                self.sharing[ranks] = dist.new_group(
-                    processes, timeout=self.channels.timeout, use_local_synchronization=True
-                )
+            self.sharing[ranks] = self.channels.group(ranks)
 
     def step(self, model: PipelineParallel, args: tuple, kwargs: dict[str, Any]) -> torch.Tensor:
         """See `PipelineParallel.step`."""

@@ -42,7 +42,12 @@ def llama() -> tuple[nn.Module, tuple, dict[str, Any]]:
 
 def case_of(name: str) -> ModuleType:
     """A file of tests/cases."""
-    spec = importlib.util.spec_from_file_location(name, Path(__file__).parent / "cases" / f"{name}.py")
+    return file_of(f"cases/{name}")
+
+
+def file_of(name: str) -> ModuleType:
+    """A file of tests."""
+    spec = importlib.util.spec_from_file_location(Path(name).name, Path(__file__).parent / f"{name}.py")
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
@@ -243,6 +248,7 @@ def trained(
 
 
 JOBS = {job.__name__: job for job in (eager, lazily, compiled, clipped, accumulated, saved, resized)}
+JOBS |= file_of("pipeline_jobs").JOBS
 
 
 def main() -> None:
