@@ -27,6 +27,7 @@ from ..plans.plan import Model, Options, Plan
 from ..plans.recipes import Recipe
 from .accumulation import Accumulation
 from .capturing import captured_by_blocks
+from .check import default_loss
 from .constraints import Constraint, Constraints
 from .dynamic import attach, dynamic_dims
 from .folding import Blocks
@@ -167,6 +168,8 @@ def plan(
 
         if warm is not None or cache is not None:
             raise RequestError("'warm' and 'cache' must be left out with 'pipeline' or 'microbatches', got one of them")
+        # The backward of a pipeline begins in its last stage: the loss is part of the program.
+        request["loss"] = loss or default_loss
         degrees = {"pipeline": 1 if pipeline is None else pipeline, "microbatches": microbatches or "auto"}
         return choose_degrees(model, args, kwargs or {}, schedule=schedule, **degrees, **request)
     prepared, solution = plan_draft(model, args, kwargs, warm=warm, cache=cache, **request)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -239,7 +239,8 @@ def _now(
         mesh, cluster = Mesh(tuple(device_mesh.mesh.shape), tuple(names)), None
     where: Cluster | str = here() if cluster is None else cluster
     if given is None:
-        grid = mesh or usual_here()
+        # With a pipeline a mesh is that of one of its ranks.
+        grid = mesh or (None if "pipeline" in options or "microbatches" in options else usual_here())
         options.setdefault("compiled", False)
         given = agreed(lambda: plan(model, args, kwargs, cluster=where, mesh=grid, loss=loss, **options))
     rules = options.get("rules", ())
@@ -326,11 +327,25 @@ class _Waiting(nn.Module):
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Plan and apply, then run as the parallel model."""
+        self._plan(args, kwargs)
+        return self(*args, **kwargs)
+
+    def step(self, *args: Any, **kwargs: Any) -> torch.Tensor:
+        """Plan and apply, then train as the parallel model."""
+        batch = args[0] if len(args) == 1 and not kwargs else None
+        if isinstance(batch, Mapping):
+            args, kwargs = (), dict(batch)
+        elif isinstance(batch, (tuple, list)):
+            args = tuple(batch)
+        self._plan(args, kwargs)
+        model: Any = self
+        return model.step(*args, **kwargs)
+
+    def _plan(self, args: tuple, kwargs: dict[str, Any]) -> None:
         wanted = self.__dict__.pop("_meshwright_request")
         self.__class__ = type(self).__mro__[2]
         given = {k: wanted.pop(k) for k in ("cluster", "mesh", "plan", "loss")}
         _now(self, args, kwargs, given["cluster"], given["mesh"], given["plan"], given["loss"], wanted, in_place=True)
-        return self(*args, **kwargs)
 
     def named_parameters(self, *args: Any, **kwargs: Any) -> Any:
         """Refused: an optimizer on these parameters would train tensors that the first call replaces."""

@@ -126,7 +126,9 @@ def _plans(
     model, args, kwargs = wide
     one = microbatch(args, kwargs, wanted.microbatches)
     whole = usual_cluster(Mesh.of((wanted.ranks * wanted.mesh.size,)))
-    settings = {"mesh": wanted.mesh, "cluster": usual_cluster(wanted.mesh), "loss": loss, "whole": True, **options}
+    solving = {key: options[key] for key in ("time_limit_s", "gap", "solver") if key in options}
+    settings = {"mesh": wanted.mesh, "cluster": usual_cluster(wanted.mesh), "loss": loss, "whole": True}
+    settings |= {key: value for key, value in options.items() if key not in solving}
     for index in range(max(1, wanted.random)):
         mode: Recompute = _RECOMPUTE[(wanted.seed + index) % 3] if wanted.random else "pointwise"
         prepared = draft(model, *one, recompute=mode, **settings)
@@ -134,5 +136,5 @@ def _plans(
         if wanted.random:
             plan = random_plan(prepared, wanted.seed + index)
         else:
-            plan = prepared.write(solve_within(prepared))
+            plan = prepared.write(solve_within(prepared, **solving))
         yield msgspec.structs.replace(plan, pipeline=pipeline, cluster=whole), prepared.captured
