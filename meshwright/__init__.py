@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from .planner.own_rules import OpRule
     from .planner.regions import any_of
     from .planner.verify import check
+    from .planner.workloads import workload_of
     from .plans import VERSION as __version__
     from .plans import (
         Adapted,
@@ -83,6 +84,7 @@ __all__ = [
     "plan",
     "plan_schema",
     "replan",
+    "workload_of",
 ]
 
 _FROM_PLANNER = {
@@ -98,6 +100,7 @@ _FROM_PLANNER = {
     "explain": "explain",
     "explain_infeasible": "conflicts",
     "plan": "api",
+    "workload_of": "workloads",
 }
 
 

@@ -26,7 +26,7 @@ from . import _torch
 from .own_rules import OpRule, attach_rules
 from .strategies import Strategies, Strategy
 
-__all__ = ["Dims", "at_planned_sizes", "attach", "check_layouts", "dynamic_dims"]
+__all__ = ["Dims", "at_planned_sizes", "attach", "call_at", "check_layouts", "dynamic_dims"]
 
 # A dim of one element is broadcast and not split: no range starts below.
 _LEAST = 2
@@ -60,7 +60,7 @@ def dynamic_dims(model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any
                 f"'dynamic' must hold the size that is planned, got {size} for dim {dim.dim} of {dim.input}, declared "
                 f"{dim.span}; widen the range or plan another size"
             )
-    calls = [_call(tensors, tree, sizes) for sizes in _other_sizes(found, shapes)]
+    calls = [call_at(tensors, tree, sizes) for sizes in _other_sizes(found, shapes)]
     return Dims(dims=found, calls=tuple(calls))
 
 
@@ -169,7 +169,7 @@ def _is_prime(n: int) -> bool:
     return n > 1 and all(n % d for d in itertools.takewhile(lambda d: d * d <= n, itertools.count(2)))
 
 
-def _call(tensors: Sequence[torch.Tensor], tree: Any, sizes: Mapping[tuple[str, int], int]) -> tuple[tuple, dict]:
+def call_at(tensors: Sequence[torch.Tensor], tree: Any, sizes: Mapping[tuple[str, int], int]) -> tuple[tuple, dict]:
     """The call with the sizes replaced, on the meta device."""
     made = []
     for name, tensor in zip(tree.names, tensors, strict=True):
@@ -202,7 +202,7 @@ def at_planned_sizes(plan: Plan, args: Sequence[Any], kwargs: Mapping[str, Any])
     if any(len(planned.get(n, shape)) != len(shape) for n, shape in shapes.items()):
         return None
     other = {(n, d): size for n in shapes if n in planned for d, size in enumerate(planned[n]) if size != shapes[n][d]}
-    return _call(tensors, tree, other) if other else None
+    return call_at(tensors, tree, other) if other else None
 
 
 def check_layouts(plan: Plan, captured: Captured, *, rules: Sequence[OpRule] = ()) -> None:

@@ -38,14 +38,14 @@ _FUSED_TAIL = {
 @dataclass(frozen=True, slots=True)
 class Local:
     """A tensor as one device holds it under each strategy: sizes [strategies, dims] in elements, and bytes
-    [strategies]."""
+    [strategies]; numbers, or expressions of a workload's symbols (then objects)."""
 
     sizes: np.ndarray
     bytes: np.ndarray
 
     def dim(self, index: int) -> np.ndarray:
         """Local size of one dim under each strategy."""
-        return self.sizes[:, index].astype(np.float64)
+        return self.sizes[:, index] if self.sizes.dtype == object else self.sizes[:, index].astype(np.float64)
 
 
 def is_view(node: fx.Node) -> bool:

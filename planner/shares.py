@@ -11,7 +11,7 @@ from torch import fx
 from .formulate import Formulation, Reading
 from .hiding import behind_what
 
-__all__ = ["Shares", "shares_of"]
+__all__ = ["Shares", "charged", "shares_of"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,7 +45,7 @@ def shares_of(formulation: Formulation, choices: Sequence[int]) -> Shares:
             steps[source.name] += float(decisions[index].seconds[choices[index]]) * accumulation.microbatches
     served: set[tuple] = set()
     for reading in formulation.readings:
-        reader = _charged(formulation, reading)
+        reader = charged(formulation, reading)
         if reading.via is not None:
             ops[reader] += _seconds(formulation, choices, reading, reading.via, reading.reader)
             shared = (reading.of, reading.output, reading.backward)
@@ -62,7 +62,7 @@ def shares_of(formulation: Formulation, choices: Sequence[int]) -> Shares:
     return Shares(ops=dict(ops), steps=dict(steps))
 
 
-def _charged(formulation: Formulation, reading: Reading) -> fx.Node:
+def charged(formulation: Formulation, reading: Reading) -> fx.Node:
     """The op that a reading is for: of a result, the op that makes it."""
     return reading.node if formulation.decisions[reading.reader].kind == "op" else reading.of
 

@@ -18,12 +18,12 @@ from ..plans.meshes import Mesh
 from .strategies import shardable, split_dims
 from .ways import Grid
 
-__all__ = ["Transitions", "TransitionTable"]
+__all__ = ["STEP_S", "TransitionTable", "Transitions", "step_between"]
 
 # Per state the states that a single step leads to, with its text and seconds.
 Steps = dict[int, dict[int, tuple[str, float]]]
 # Breaks ties towards fewer steps; far below the latency of any collective.
-_STEP_S = 1e-9
+STEP_S = 1e-9
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -130,7 +130,7 @@ class Transitions:
                     j = index.get((*layout[:axis], new, *layout[axis + 1 :]))
                     if j is None or j == i or not _clear(layout, new, axis):
                         continue
-                    kind, text, copies = _step(layout[axis], new, self.mesh.axis_names[axis])
+                    kind, text, copies = step_between(layout[axis], new, self.mesh.axis_names[axis])
                     if kind is not None:
                         larger = float(max(sizes[i], sizes[j]))
                         batches.setdefault((kind, axis), []).append(_Arc(i, j, text, larger, copies))
@@ -145,7 +145,7 @@ class Transitions:
         # The whole buffer of the group; copies are passes over local memory to bring dim `d` to the front.
         whole = sizes * (self.mesh.shape[axis] if kind == "all_to_all" else 1)
         copied = sizes * np.array([arc.copies for arc in rows])
-        times = np.full(len(rows), _STEP_S)
+        times = np.full(len(rows), STEP_S)
         if kind not in ("slice", "keep_first"):
             times = times + self.prices.collective_s(kind, whole, axis)  # type: ignore[attr-defined]
         if kind != "slice":
@@ -169,7 +169,7 @@ def _clear(layout: Layout, new: str, axis: int) -> bool:
     return not any(shard_dim(p) in moved for p in layout[axis + 1 :] if shard_dim(p) is not None)
 
 
-def _step(old: str, new: str, axis: str) -> tuple[str | None, str, float]:
+def step_between(old: str, new: str, axis: str) -> tuple[str | None, str, float]:
     """Kind, text and local copies (read and write, in buffers) of the single step from `old` to `new`."""
     a, b = shard_dim(old), shard_dim(new)
     if a is not None and b is not None:
