@@ -150,6 +150,8 @@ def refine(
     """Move layers from a longest stage to another, one at a time, while the time gets less; cuts change in place."""
     stages = cuts.shape[0] - 1
     best = best_windows(cuts, sums, rate, degree, share, numbers, microbatches, False, parts, counts, ends)
+    # The windows that are best at the start are kept to.
+    wide = counts[2, 0]
     improved = True
     tried = 0
     while improved:
@@ -166,7 +168,7 @@ def refine(
                 if giver == taker or cuts[giver + 1] - cuts[giver] <= 1:
                     continue
                 tried += 1
-                if tried > 400:
+                if tried > 160:
                     return best
                 # All cuts between the two move by one layer.
                 step = -1 if giver < taker else 1
@@ -174,7 +176,10 @@ def refine(
                 high = max(giver, taker)
                 for cut in range(low, high + 1):
                     cuts[cut] += step
-                found = best_windows(cuts, sums, rate, degree, share, numbers, microbatches, False, parts, counts, ends)
+                found = _time(
+                    cuts, sums, rate, degree, share, numbers, microbatches,
+                    parts[0], parts[1], counts[0], counts[1], ends, parts[2], wide,
+                )  # fmt: skip
                 if found < best * (1.0 - 1e-12):
                     best = found
                     improved = True

@@ -11,13 +11,15 @@ from .groups import node_options
 from .job import Job
 from .moves import StateMove, state_moves
 from .policies import POLICIES, healthy_arrangement
-from .search import Found, candidates
+from .search import HUGE_JOB, Found, candidates
 from .workbench import Workbench, group_of
 
 __all__ = ["Replanned", "lower_bound_s", "replan_job", "schedule_of"]
 
 # So many of the fastest arrangements are weighed against what the change to them costs.
 _WEIGHED = 12
+# The policies that are looked at for jobs of more devices than HUGE_JOB.
+_QUICK = ("nothing", "drop", "greyhound")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,7 +64,8 @@ def replan_job(
     start.check(job.layers)
     found = _with_policies(bench, health, candidates(bench, health), start)
     # Nothing to change is always among what is weighed.
-    few = found[:_WEIGHED] + [one for one in found[_WEIGHED:] if one.arrangement == start]
+    weighed_most = _WEIGHED if job.devices <= HUGE_JOB else _WEIGHED // 4
+    few = found[:weighed_most] + [one for one in found[weighed_most:] if one.arrangement == start]
     moves = state_moves(job, start, [one.arrangement for one in few], health)
     weighed = list(zip(few, moves, strict=True))
     best, move = min(weighed, key=lambda pair: _cost(pair[0], pair[1], horizon_s))
@@ -85,8 +88,11 @@ def _cost(found: Found, move: StateMove, horizon_s: float | None) -> tuple[float
 
 
 def _with_policies(bench: Workbench, health: Health, found: list[Found], start: Arrangement) -> list[Found]:
-    """Every policy's arrangement too, and the one before where it still runs; the fastest first, each once."""
+    """The policies' arrangements too, and the one before where it still runs; the fastest first, each once."""
+    huge = bench.job.devices > HUGE_JOB
     for name, policy in POLICIES.items():
+        if huge and name not in _QUICK:
+            continue
         made = policy(bench, health)
         if made is not None:
             found = [*found, Found(arrangement=made, step_s=bench.price(made, health), origin=name)]

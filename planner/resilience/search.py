@@ -14,13 +14,15 @@ from .job import Job
 from .shares import shared_out
 from .workbench import Group, Workbench, group_of, replica_of
 
-__all__ = ["Found", "candidates", "settle"]
+__all__ = ["HUGE_JOB", "Found", "candidates", "settle"]
 
 # How many starts are improved, and how many exchanges each may try at 256 devices: fewer where there are more.
 _IMPROVED, _EXCHANGES, _LEAST_EXCHANGES = 2, 120, 12
 # Other numbers of replicas that are tried, against the job's own.
 _REPLICAS = (0.5, 0.625, 0.75, 0.875, 1.125, 1.25, 1.5, 2.0)
 _FEW_REPLICAS, _MANY_DEVICES = (0.75, 1.25, 2.0), 1024
+# Beyond so many devices only what keeps the number of stages is tried, and nothing is exchanged.
+HUGE_JOB = 8192
 
 Groups = list[list[tuple[int, ...]]]
 
@@ -50,7 +52,7 @@ def candidates(bench: Workbench, health: Health) -> list[Found]:
         if key not in seen:
             seen[key] = groups
             found += _settled(bench, groups, speeds, origin)
-    if alive > MOST_GROUPS:
+    if MOST_GROUPS < alive <= HUGE_JOB:
         for start in sorted(found, key=lambda one: one.step_s)[:_IMPROVED]:
             groups = [list(replica.groups) for replica in start.arrangement.replicas]
             found += _settled(bench, _exchanged(bench, groups, speeds), speeds, "exchanged")
@@ -173,6 +175,9 @@ def _shapes(ranked: list[tuple[int, ...]], job: Job, speeds: Sequence[float]) ->
     stages = job.stages
     chunks = [ranked[at : at + stages] for at in range(0, len(ranked), stages)]
     yield "alike", chunks
+    if job.devices > HUGE_JOB:
+        yield "mixed", _mixed(ranked, len(chunks), speeds)
+        return
     shares = _REPLICAS if job.devices < _MANY_DEVICES else _FEW_REPLICAS
     counts = {len(chunks), len(chunks) - 1, job.replicas, *(round(len(chunks) * share) for share in shares)}
     for count in sorted(count for count in counts if 0 < count <= len(ranked)):
