@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -98,7 +100,12 @@ def load_job(text: str, *, spares: int = 0) -> Job:
             f"'--failures' must be MODEL:TPxDPxPP, e.g. llama2-13b:4x2x4, or a .json file, got {text[:100]!r}"
         )
     try:
-        return msgspec.json.decode(Path(text).read_bytes(), type=Job, strict=True)
+        given = msgspec.json.decode(Path(text).read_bytes(), type=dict[str, Any])
+        unknown = sorted(set(given) - {field.name for field in dataclasses.fields(Job)})
+        if unknown:
+            raise RequestError(f"'--failures' must have the fields of a job, got {unknown[0][:60]!r} in {text[:100]}")
+        # JSON has no infinity: null is a limit that is not there.
+        return msgspec.convert({name: value for name, value in given.items() if value is not None}, Job)
     except (OSError, msgspec.MsgspecError, TypeError) as error:
         raise RequestError(
             f"'--failures' must be a JSON file with the fields of a job, got {text[:100]} ({error})"

@@ -5,7 +5,8 @@ from __future__ import annotations
 from .job import Job
 from .moves import StateMove, state_move
 from .policies import POLICIES, healthy_arrangement, repartitioned
-from .replan import Replanned, lower_bound_s, replan_job, schedule_of
+from .replan import Replanned, lower_bound_s, replan_job
+from .schedules import schedule_of, stage_costs, tuned_schedule
 from .workbench import Workbench
 
 __all__ = [
@@ -19,5 +20,7 @@ __all__ = [
     "repartitioned",
     "replan_job",
     "schedule_of",
+    "stage_costs",
     "state_move",
+    "tuned_schedule",
 ]

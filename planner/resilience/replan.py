@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from ...plans import Action, Arrangement, Health, Replica, RequestError, Schedule
+from ...plans import Arrangement, Health, RequestError
 from .groups import node_options
 from .job import Job
 from .moves import StateMove, state_moves
@@ -14,7 +14,7 @@ from .policies import POLICIES, healthy_arrangement
 from .search import HUGE_JOB, Found, candidates
 from .workbench import Workbench, group_of
 
-__all__ = ["Replanned", "lower_bound_s", "replan_job", "schedule_of"]
+__all__ = ["Replanned", "lower_bound_s", "replan_job"]
 
 # So many of the fastest arrangements are weighed against what the change to them costs.
 _WEIGHED = 12
@@ -122,18 +122,3 @@ def lower_bound_s(job: Job, health: Health) -> float:
     if not total:
         return math.inf
     return max(job.work_s * job.microbatches / total, job.work_s / fastest)
-
-
-def schedule_of(bench: Workbench, replica: Replica, health: Health) -> Schedule:
-    """1F1B of a replica's unlike stages, with the windows that its price is for."""
-    speeds = bench.job.speeds(health)
-    windows = bench.windows([group_of(g, speeds) for g in replica.groups], replica.layers, replica.microbatches)
-    rows = []
-    for stage, window in enumerate(windows):
-        row = [Action(stage, "F", index) for index in range(window)]
-        for index in range(replica.microbatches):
-            row.append(Action(stage, "B", index))
-            if index + window < replica.microbatches:
-                row.append(Action(stage, "F", index + window))
-        rows.append(tuple(row))
-    return Schedule(microbatches=replica.microbatches, placement=tuple(range(len(windows))), actions=tuple(rows))

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import math
+from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from meshwright import cli
@@ -79,6 +81,17 @@ def test_what_is_the_same_but_for_names() -> None:
     assert one == other and sorted(places) == list(range(16)) and places[0] == 9
     assert canonical(job, Health.of({2: 0.0}))[0] != one
     assert healthy_arrangement(job).check(job.layers) is None
+
+
+def test_jobs_from_files(tmp_path: Path) -> None:
+    job, path = small(), tmp_path / "job.json"
+    path.write_bytes(msgspec.json.encode(job))
+    assert load_job(str(path)) == job
+    fields = json.loads(path.read_text())
+    for change, message in [({"colour": 1}, "'colour'"), ({"tensor": 3}, "divide|at least"), ({"stages": "x"}, "int")]:
+        path.write_text(json.dumps(fields | change))
+        with pytest.raises(RequestError, match=message):
+            load_job(str(path))
 
 
 def test_jobs_from_text() -> None:
