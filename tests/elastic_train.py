@@ -146,6 +146,9 @@ def main(options: dict[str, Any]) -> None:
     plain = options.get("plain", False)
     samples = data(options.get("samples", SAMPLES))
     example = (torch.stack([x for x, _ in samples[:SIZE]]),)
+    if "meshes" in options:
+        meshes = options["meshes"]
+        options["mesh"] = lambda ranks: meshes[str(ranks)]
     keys = ("mesh", "constraints", "checkpoint", "every", "keep", "recipe")
     job = mw.elastic(
         net(plain=plain), example, optimizer=adamw, scheduler=decay, timeout_s=options.get("timeout_s", 60.0),

@@ -245,11 +245,12 @@ PLACES = ("forward", "backward", "gate", "optimizer", "after")
 def test_each_process_in_turn_is_killed_at_each_place_down_to_one(
     tmp_path: Path, alone: list[float], place: str
 ) -> None:
+    # By the usual rule two processes would be 1x2, without replicas.
+    meshes = {"4": "2x2", "3": "3x1", "2": "2x1", "1": "1x1"}
     runs = {}
     for first in (0, 2):
-        # The first one's replica is the one two ahead: the last of the two that are left holds everything.
-        order = [(first + i) % 4 for i in range(3)]
-        runs[f"from {first}"] = {**SHARDED, "faults": [kill(who, 2 + 3 * i, place) for i, who in enumerate(order)]}
+        faults = [kill((first + i) % 4, 2 + 3 * i, place) for i in range(3)]
+        runs[f"from {first}"] = {**SHARDED, "meshes": meshes, "faults": faults}
     for found in several(tmp_path, runs).values():
         sound(found, alone, resumes=5)
         prompt(found)
