@@ -95,6 +95,7 @@ class Elastic:
         self._groups = Groups()
         self._agreed = 0
         self._saved = -1
+        self._met = (-1, "")
         self._looped = False
 
     @property
@@ -200,7 +201,11 @@ class Elastic:
                 self._recover()
         except RuntimeError as error:
             # Within the optimizer nothing waits for others: what fails there has left the parameters half changed.
-            if training.stage == "passed" or not self._lost():
+            met = (training.done, str(error))
+            # The same error again in the same step, and nobody lost: it is the script's own.
+            own = met == self._met and self._watch.urgent <= self._watch.epoch
+            self._met = met
+            if own or training.stage == "passed" or not self._lost():
                 raise
             # What the broken step held, old process groups among it, must not outlive it.
             traceback.clear_frames(error.__traceback__)
