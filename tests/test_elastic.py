@@ -249,7 +249,9 @@ def test_each_process_in_turn_is_killed_at_each_place_down_to_one(
     meshes = {"4": "2x2", "3": "3x1", "2": "2x1", "1": "1x1"}
     runs = {}
     for first in (0, 2):
-        faults = [kill((first + i) % 4, 2 + 3 * i, place) for i in range(3)]
+        # The step in which the others wait must not be one whose smaller batch they first have to capture.
+        steps = (1, 4, 8) if place == "after" else (2, 5, 8)
+        faults = [kill((first + i) % 4, step, place) for i, step in enumerate(steps)]
         runs[f"from {first}"] = {**SHARDED, "meshes": meshes, "faults": faults}
     for found in several(tmp_path, runs).values():
         sound(found, alone, resumes=5)
