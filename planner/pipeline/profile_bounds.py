@@ -3,8 +3,8 @@
 Number the ranks by their lowest unit. Rank k has at least k units and k transfers in front of it, so it starts no
 sooner than these take forth and does its last input gradient no later than these need back from it. Before its first
 input gradient it does forwards only, as many as its memory holds; after its last one weight gradients only,
-likewise. What is left of its time is its work, which an integer program shares out: whole units, memory for one
-micro-batch.
+likewise. All ranks together do at any time no more than all memory and the way back of each micro-batch allow. What is
+left of a rank's time is its work, which an integer program shares out: whole units, memory for one micro-batch.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import math
 from collections import Counter
 from collections.abc import Sequence
 
+import numpy as np
 import pulp
 
 from ..program import highs
@@ -36,7 +37,11 @@ def profile_bound(
     starts = [_chain(profile, 0, rank) for rank in range(ranks)]
     ends = [_chain(profile, 1, rank) for rank in range(ranks)]
     limit = math.inf if limits is None else max(limits)
-    start = max(math.fsum(starts), _memory_start(profile, ranks, microbatches, limit, starts))
+    start = max(
+        math.fsum(starts),
+        _memory_start(profile, ranks, microbatches, limit, starts),
+        _chain_start(profile, ranks, microbatches, limit),
+    )
     end = _memory_end(profile, microbatches, limit, ends)
     work = math.fsum(map(sum, profile.costs)) * microbatches
     bound = max((work + start + end) / ranks, _single_units(profile, microbatches))
@@ -74,6 +79,38 @@ def _memory_start(profile: LayerProfile, ranks: int, microbatches: int, limit: f
         if holds <= 0:
             idle -= cost[0] * (through if unit == profile.units - 1 else microbatches)
     return idle
+
+
+def _chain_start(profile: LayerProfile, ranks: int, microbatches: int, limit: float) -> float:
+    """The least sum over ranks of the idle time up to the last input gradient of the last unit, which runs once for
+    each micro-batch, on one rank.
+
+    Micro-batches numbered by that: input gradients of each are a chain behind it. What gives memory back lets forwards
+    follow.
+    """
+    parts = np.array([[*cost, held] for cost, held in zip(profile.costs, profile.memory, strict=True)]).T
+    forth = float(parts[0].sum()) + (ranks - 1) * profile.delay
+    last_forward, last_inputs = float(parts[0, -1]), float(parts[1, -1])
+    number = np.arange(microbatches)
+    back_from = forth + number * last_forward + (number + 1) * last_inputs
+    times = np.linspace(forth, float(back_from[-1]), 300)
+    chain = np.concatenate([[0.0], np.cumsum(parts[1, -2::-1])])
+    cumulated = np.concatenate([parts[2:, -1:], parts[2:, -1:] + np.cumsum(parts[2:, -2::-1], axis=1)], axis=1)
+    along = times[:, None] - back_from[None, :]
+    begun = along >= 0
+    passed = np.searchsorted(chain, np.maximum(along, 0.0) * (1 + 1e-12) + 1e-12, side="right") - 1
+    inputs = np.clip(along, 0.0, chain[-1]) + begun * last_inputs
+    # The last unit's own, of the first micro-batch not yet through.
+    inputs = inputs.sum(axis=1) + last_inputs
+    weights = (begun * cumulated[0][passed]).sum(axis=1)
+    freed = (begun * cumulated[1][passed]).sum(axis=1)
+    loose = parts[0, :-1][parts[3, :-1] <= 0].sum() * microbatches
+    if profile.memory[-1] <= 0:
+        loose += (
+            np.minimum(microbatches, begun.sum(axis=1) + ranks * limit / max(parts[3].sum(), 1e-300)) * last_forward
+        )
+    forwards = np.minimum(_rate(profile, 0) * (ranks * limit + freed) + loose, microbatches * parts[0].sum())
+    return max(0.0, float((ranks * times - forwards - inputs - weights).max()))
 
 
 def _memory_end(profile: LayerProfile, microbatches: int, limit: float, ends: Sequence[float]) -> float:
@@ -127,8 +164,15 @@ def _shared_out(
     }
     for kind, count in kinds.items():
         problem += pulp.lpSum(shares[kind, rank] for rank in ranks) == count
+    last = (profile.costs[-1], profile.memory[-1])
+    forth = math.fsum(cost[0] for cost in profile.costs) + (len(starts) - 1) * profile.delay
     for rank in ranks:
         own = [(kind, shares[kind, rank]) for kind in kinds]
+        if limit < math.inf:
+            # Forwards of units that hold nothing come on top of those that the memory holds.
+            loose = microbatches * pulp.lpSum(k[0][0] * n for k, n in own if k[1] <= 0)
+            behind = (last[0][1] + profile.delay) * (1 - shares[last, rank]) if kinds[last] == 1 else 0.0
+            problem += begin[rank] >= forth + behind - _rate(profile, 0) * limit - loose
         problem += time >= begin[rank] + tail[rank] + microbatches * pulp.lpSum(sum(k[0]) * n for k, n in own)
         forth_and_back = microbatches * pulp.lpSum((k[0][0] + k[0][1]) * n for k, n in own)
         problem += time >= starts[rank] + ends[rank] + forth_and_back
