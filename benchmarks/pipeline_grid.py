@@ -15,7 +15,7 @@ from itertools import product
 from pathlib import Path
 
 from meshwright.cost_models.pipeline import simulate
-from meshwright.planner.pipeline import Clock, LayerProfile, equal_cuts, load_profile, tune_profile
+from meshwright.planner.pipeline import Clock, LayerProfile, equal_cuts, load_profile, profile_bound, tune_profile
 from meshwright.planner.zoo import chunks_of, named_schedule
 from meshwright.plans import RequestError
 

@@ -47,9 +47,66 @@ def _allowed(
 
 
 @compiled
+def _repair(
+    word: np.ndarray, low: int, high: int, stages: int, memory: np.ndarray, limit: float, done: np.ndarray
+) -> bool:
+    """Bring what gives memory back before forwards that would not fit; whether the order is then allowed."""
+    for position in range(low, high):
+        done[word[position]] = 0
+        done[word[position] % stages] = 0
+        done[stages + word[position] % stages] = 0
+    held = 0.0
+    position = low
+    while position < high:
+        code = word[position]
+        kind = code // stages
+        if kind == 0 and held + memory[code] > limit:
+            source = position + 1
+            while source < high:
+                other = word[source]
+                before = 0 if other < stages else other - (3 if other >= 3 * stages else 1) * stages
+                if other >= stages and done[other] < done[before]:
+                    break
+                source += 1
+            if source == high:
+                return False
+            shift(word, source, position)
+            continue
+        done[code] += 1
+        if kind == 3:
+            if done[code] > done[code - 3 * stages]:
+                return False
+        elif kind != 0 and done[code] > done[code - stages]:
+            return False
+        held += memory[code]
+        if held > limit:
+            return False
+        position += 1
+    return True
+
+
+@compiled
+def _reprice(
+    low: int,
+    high: int,
+    cuts: np.ndarray,
+    prefix: np.ndarray,
+    overhead: float,
+    duration: np.ndarray,
+    memory: np.ndarray,
+    stages: int,
+) -> None:
+    """Times and memory of the stages from `low` to `high`, both counted in."""
+    for stage in range(low, high + 1):
+        begin = 0 if stage == 0 else cuts[stage - 1]
+        end = prefix.shape[1] - 1 if stage == stages - 1 else cuts[stage]
+        price(stage, begin, end, prefix, overhead, duration, memory, stages)
+
+
+@compiled
 def _score(first: np.ndarray, start: np.ndarray, free: np.ndarray, finish: np.ndarray, result: np.ndarray) -> int:
-    """Step time and longest span of a rank into `result`; the position that ends last."""
-    result[0], result[1] = 0.0, 0.0
+    """Step time, longest span and mean end of a rank into `result`; the position that ends last."""
+    result[0], result[1], result[2] = 0.0, 0.0, 0.0
     latest = 0
     for rank in range(first.shape[0] - 1):
         if first[rank] == first[rank + 1]:
@@ -58,6 +115,7 @@ def _score(first: np.ndarray, start: np.ndarray, free: np.ndarray, finish: np.nd
             result[0] = free[rank] + finish[rank]
             latest = first[rank + 1] - 1
         result[1] = max(result[1], free[rank] - start[first[rank]])
+        result[2] += (free[rank] + finish[rank]) / (first.shape[0] - 1)
     return latest
 
 
@@ -154,6 +212,7 @@ def anneal_orders(
     hot: float,
     cold: float,
     span_weight: float,
+    mean_weight: float,
     target: float,
     state: np.ndarray,
     best: np.ndarray,
@@ -172,11 +231,13 @@ def anneal_orders(
     position_of: np.ndarray,
     path: np.ndarray,
     pair: np.ndarray,
+    saved: np.ndarray,
 ) -> int:
     """Anneal `word` and `cuts` in place for `iterations` moves from temperature `hot` to `cold`; how many were made.
 
-    cut_share: share of moves that shift a cut by a unit, with `prefix` the sums of F, I, W and memory before each unit.
-    result: step time and span of `best`, then of `word`. Stops once the step time is at most `target`. The arrays from
+    cut_share: share of moves that shift a cut, or a row of them, by a unit, with `prefix` the sums of F, I, W and memory before each unit.
+    mean_weight: how much the mean end of the ranks counts beside the last one, so that idle time off the critical path
+    is worth removing. result: step time and span of `best`, then of `word`. Stops once the step time is at most `target`. The arrays from
     `start` on are scratch.
     """
     stages = place.shape[0]
@@ -202,7 +263,7 @@ def anneal_orders(
         ends,
     )
     latest = _score(first, start, free, finish, pair)
-    current = pair[0] + span_weight * pair[1]
+    current = pair[0] + span_weight * pair[1] + mean_weight * pair[2]
     result[2] = pair[0]
     result[3] = pair[1]
     _number(word, stages, microbatches, done, index_of, position_of)
@@ -212,22 +273,27 @@ def anneal_orders(
     for step in range(iterations + 1):
         if step % 64 == 0:
             temperature = hot * math.exp(cooling * step / iterations)
-        source, goal, cut, way = -1, -1, -1, 0
+        source, goal, cut, last_cut, way = -1, -1, -1, -1, 0
+        kept_low, kept_high = 0, 0
         if step == iterations:
             break
         if step > 0 and draw(state, one) < cut_share * one:
             cut = draw(state, stages - 1)
+            last_cut = cut if draw(state, 2) == 0 else min(stages - 2, cut + draw(state, stages))
             way = 2 * draw(state, 2) - 1
             low = 0 if cut == 0 else cuts[cut - 1]
-            high = units if cut == stages - 2 else cuts[cut + 1]
-            if not low < cuts[cut] + way < high:
+            high = units if last_cut == stages - 2 else cuts[last_cut + 1]
+            if not (low < cuts[cut] + way and cuts[last_cut] + way < high):
                 continue
-            cuts[cut] += way
-            price(cut, low, cuts[cut], prefix, overhead, duration, memory, stages)
-            price(cut + 1, cuts[cut], high, prefix, overhead, duration, memory, stages)
-            rank, other = place[cut], place[cut + 1]
-            good = _allowed(word, first[rank], first[rank + 1], stages, memory, limits[rank], done)
-            good = good and _allowed(word, first[other], first[other + 1], stages, memory, limits[other], done)
+            for moved in range(cut, last_cut + 1):
+                cuts[moved] += way
+            _reprice(cut, last_cut + 1, cuts, prefix, overhead, duration, memory, stages)
+            kept_high = size
+            for position in range(size):
+                saved[position] = word[position]
+            good = True
+            for rank in range(first.shape[0] - 1):
+                good = good and _repair(word, first[rank], first[rank + 1], stages, memory, limits[rank], done)
         else:
             reach = 1 + draw(state, 1 + draw(state, 12))
             if count > 0 and draw(state, 100) < 85:
@@ -245,8 +311,15 @@ def anneal_orders(
                 goal = min(max(source + reach, first[rank]), first[rank + 1] - 1)
             if word[goal] == word[source]:
                 continue
-            shift(word, source, goal)
-            good = _allowed(word, first[rank], first[rank + 1], stages, memory, limits[rank], done)
+            if draw(state, 3) == 0:
+                kept_low, kept_high = first[rank], first[rank + 1]
+                for position in range(kept_low, kept_high):
+                    saved[position] = word[position]
+                shift(word, source, goal)
+                good = _repair(word, kept_low, kept_high, stages, memory, limits[rank], done)
+            else:
+                shift(word, source, goal)
+                good = _allowed(word, first[rank], first[rank + 1], stages, memory, limits[rank], done)
         if good and evaluate(
             word,
             first,
@@ -266,12 +339,12 @@ def anneal_orders(
             ends,
         ):
             latest = _score(first, start, free, finish, pair)
-            value = pair[0] + span_weight * pair[1]
+            value = pair[0] + span_weight * pair[1] + mean_weight * pair[2]
             if value <= current or draw(state, one) < one * math.exp((current - value) / temperature):
                 current = value
                 result[2] = pair[0]
                 result[3] = pair[1]
-                if value < result[0] + span_weight * result[1] - 1e-9:
+                if pair[0] + span_weight * pair[1] < result[0] + span_weight * result[1] - 1e-9:
                     result[0] = pair[0]
                     result[1] = pair[1]
                     for position in range(size):
@@ -286,11 +359,12 @@ def anneal_orders(
                 )
                 continue
         if cut >= 0:
-            cuts[cut] -= way
-            low = 0 if cut == 0 else cuts[cut - 1]
-            high = units if cut == stages - 2 else cuts[cut + 1]
-            price(cut, low, cuts[cut], prefix, overhead, duration, memory, stages)
-            price(cut + 1, cuts[cut], high, prefix, overhead, duration, memory, stages)
+            for moved in range(cut, last_cut + 1):
+                cuts[moved] -= way
+            _reprice(cut, last_cut + 1, cuts, prefix, overhead, duration, memory, stages)
+        if kept_high > kept_low:
+            for position in range(kept_low, kept_high):
+                word[position] = saved[position]
         else:
             shift(word, goal, source)
     return iterations

@@ -18,7 +18,7 @@ from .orders import Clock, Orders, improve
 from .refute import raised_bound
 from .result import Tuned
 
-__all__ = ["tune_orders"]
+__all__ = ["split", "tune_orders"]
 
 # Actions evaluated per second, before the first run says; and in each search for shorter spans.
 _RATE = 5e7

@@ -12,6 +12,7 @@ from ...cost_models.pipeline import simulate
 from ...cost_models.pipeline.arrays import Arrays, orders_of, schedule_of
 from ...plans import Infeasible, RequestError, Schedule
 from ..zoo import chunks_of, loop_placement, named_schedule, v_placement
+from .fixed import split
 from .listing import ListScratch, list_orders
 from .orders import Clock, Orders
 from .plans import anneal_plans
@@ -90,7 +91,7 @@ def tune_profile(
         prefix=_prefix(exact),
         delays=np.full(profile.units, exact.delay),
         limits=np.array(given) + 1e-9,
-        bound=profile_bound(profile, ranks, microbatches, limits=limits, seconds=0.05 * clock.limit_s),
+        bound=profile_bound(profile, ranks, microbatches, limits=limits, seconds=max(0.3, 0.1 * clock.limit_s)),
         seed=seed,
     )
     best, progress = _search(problem, clock)
@@ -164,11 +165,12 @@ class _Best:
 
 def _search(problem: _Problem, clock: Clock) -> tuple[Orders, list[tuple[float, float]]]:
     best = _Best(clock)
+    candidates: list[Orders] = []
     for orders in _published(problem):
         best.take(orders)
+        candidates.append(orders)
     pool = list(_drafts(problem))
     budget = max(0.0, clock.left_s) * (1 - _polish_share(problem, max(len(draft.place) for draft in pool)))
-    candidates: list[Orders] = []
     # All kinds of drafts for a short time, the best of them anew and for longer, the very best cooler; then orders.
     for round_, (keep, repeats, share, heat) in enumerate(_ROUNDS):
         pool = sorted(pool, key=lambda draft: draft.step)[: keep or len(pool)]
@@ -226,9 +228,10 @@ def _published(problem: _Problem) -> Iterator[Orders]:
 
 def _as_orders(problem: _Problem, schedule: Schedule, cuts: Sequence[int]) -> Iterator[Orders]:
     arrays = problem.arrays(cuts, schedule.placement)
-    found = Orders.of(arrays, *orders_of(schedule), cuts)
-    if found is not None:
-        yield found
+    for variant in (schedule, split(schedule)):
+        found = Orders.of(arrays, *orders_of(variant), cuts)
+        if found is not None:
+            yield found
 
 
 def _drafts(problem: _Problem) -> Iterator[_Draft]:

@@ -82,6 +82,7 @@ def improve(
     seed: int,
     target: float = 0.0,
     span_weight: float = _SPAN_WEIGHT,
+    mean_weight: float = 0.0,
     prefix: np.ndarray | None = None,
     overhead: float = 0.0,
     cut_share: float = 0.0,
@@ -125,6 +126,7 @@ def improve(
         hot * orders.step,
         cold * orders.step,
         span_weight,
+        mean_weight,
         target,
         np.array([(seed * 2654435761 + 88172645463325252) % (1 << 62) | 1], np.int64),
         best,
@@ -137,7 +139,8 @@ def improve(
         np.empty(size, np.int64),
         np.empty(2 * stages * arrays.microbatches, np.int64),
         np.empty(size, np.int64),
-        np.empty(2),
+        np.empty(3),
+        np.empty(size, np.int64),
     )
     if prefix is not None:
         arrays = _priced(arrays, best_cuts, prefix, overhead)

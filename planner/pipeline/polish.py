@@ -10,9 +10,9 @@ from .orders import Clock, Orders, improve
 
 __all__ = ["polish"]
 
-# How many plans go on (0: all that were given), the share of the time, and the temperature as a share of the step time.
-_ROUNDS = ((0, 0.25, 0.005), (4, 0.25, 0.01), (2, 0.25, 0.005), (2, 0.25, 0.002))
-_CUT_SHARE = 0.03
+# How many plans go on, the share of the time, and the temperature as a share of the step time.
+_ROUNDS = ((5, 0.35, 0.006), (2, 0.35, 0.008), (2, 0.3, 0.003))
+_CUT_SHARE, _MEAN_WEIGHT = 0.1, 0.3
 # Actions evaluated per second and moves of the first run, which says more.
 _RATE, _FIRST = 5e7, 500
 
@@ -33,7 +33,7 @@ def polish(
     """
     budget, rate = clock.left_s, 0.0
     for round_, (keep, share, heat) in enumerate(_ROUNDS):
-        plans = _best_of(plans, keep or len(plans))
+        plans = _best_of(plans, keep)
         until = clock.left_s - share * budget
         for index, plan in enumerate(plans):
             size = len(plan.word)
@@ -52,6 +52,7 @@ def polish(
                 prefix=prefix,
                 overhead=overhead,
                 cut_share=_CUT_SHARE,
+                mean_weight=_MEAN_WEIGHT,
             )
             rate = moves * size / max(clock.spent_s - begin, 1e-6) if rate else _RATE
             if found.value < plan.value:
@@ -60,11 +61,11 @@ def polish(
 
 
 def _best_of(plans: list[Orders], keep: int) -> list[Orders]:
-    """The best plans, of those of equal stages on equal ranks one."""
+    """The best plans, of those with the same ranks of the stages one."""
     chosen: list[Orders] = []
     seen: set[tuple[int, ...]] = set()
     for plan in sorted(plans, key=lambda plan: plan.value):
-        key = (*plan.arrays.place.tolist(), -1, *plan.cuts.tolist())
+        key = tuple(plan.arrays.place.tolist())
         if key not in seen:
             seen.add(key)
             chosen.append(plan)

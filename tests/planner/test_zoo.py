@@ -123,6 +123,31 @@ def test_dual_pipe_v(p: int) -> None:
         named_schedule("dualpipev", p, 2 * p - 1)
 
 
+@pytest.mark.parametrize("cases", [3, pytest.param(1000, marks=pytest.mark.slow)])
+def test_v_schedules_of_any_size(cases: int) -> None:
+    # F = B = W, in slots of that time.
+    rng = random.Random(5)
+    for _ in range(cases):
+        p = rng.randint(3, 7)
+        m, slot = rng.randint(2 * p, 3 * p), float(rng.randint(1, 60))
+        costs = (slot, slot, slot)
+        assert bubble("zb-v", p, m, *costs) == 0
+        assert bubble("zb-v", p, p, *costs) == (p - 1) * slot
+        assert bubble("v-half", p, m, *costs) == (3 * p - 4 if p % 2 else 3 * p - 7) * slot
+        assert bubble("v-min", p, m, *costs) == (4 * p - 5 if p % 3 else 4 * p - 7) * slot
+        assert bubble("dualpipev", p, m, *costs) == (p - 1) * slot
+
+
+@pytest.mark.parametrize("cases", CASES)
+def test_looped_bfs_of_any_size(cases: int) -> None:
+    rng = random.Random(6)
+    for _ in range(cases):
+        p, v = rng.randint(2, 8), rng.randint(1, 4)
+        m = rng.randint(p, 3 * p)
+        f, b, w = (float(rng.randint(1, 60)) for _ in range(3))
+        assert bubble(f"looped-bfs:{v}", p, m, f, b, w) == (p - 1) * (f + b + w)
+
+
 @pytest.mark.parametrize("p", [2, 4])
 def test_looped_bfs_is_gpipe_with_smaller_steps(p: int) -> None:
     for v in (1, 2, 3):
