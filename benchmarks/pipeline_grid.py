@@ -49,15 +49,16 @@ def line(name: str, profile: LayerProfile, ranks: int, microbatches: int, second
     found = tune_profile(profile, ranks, microbatches, limits=[limit] * ranks, clock=Clock(limit_s=seconds))
     fitting, interleaved = published(profile, ranks, microbatches, limit)
     reached = found.simulation.makespan
-    cells = [
-        name,
-        str(sum(profile.layers)),
-        str(ranks),
-        str(microbatches),
-        f"{reached:.6g}",
-        f"{found.lower_bound:.6g}",
+    # The search gives its bound a tenth of its time, which shows where that is short.
+    longer = profile_bound(profile, ranks, microbatches, limits=[limit] * ranks, seconds=2.0)
+    bound = max(found.lower_bound, longer)
+    cells = [name, str(sum(profile.layers)), str(ranks), str(microbatches), f"{reached:.6g}", f"{bound:.6g}"]
+    cells += [
+        f"{100 * (reached / bound - 1):.2f}",
+        f"{fitting:.6g}",
+        f"{interleaved:.6g}",
+        f"{interleaved / reached:.3f}",
     ]
-    cells += [f"{100 * found.gap:.2f}", f"{fitting:.6g}", f"{interleaved:.6g}", f"{interleaved / reached:.3f}"]
     return "| " + " | ".join([*cells, f"{found.search_cpu_s:.1f}"]) + " |"
 
 
@@ -103,7 +104,7 @@ def main() -> None:
         print(summary(Path(given.summary).read_text(encoding="utf-8")))
         return
     part, parts = map(int, given.part.split("/"))
-    cases = list(product(given.profiles, LAYERS, RANKS, ROUNDS))
+    cases = [(text, *sizes) for text in given.profiles for sizes in product(LAYERS, RANKS, ROUNDS)]
     for text, layers, ranks, rounds in cases[part - 1 :: parts]:
         file, _, pattern = text.partition("=")
         profile = load_profile(file, layers=layers, pattern=pattern or None)

@@ -235,9 +235,10 @@ def anneal_orders(
 ) -> int:
     """Anneal `word` and `cuts` in place for `iterations` moves from temperature `hot` to `cold`; how many were made.
 
-    cut_share: share of moves that shift a cut, or a row of them, by a unit, with `prefix` the sums of F, I, W and memory before each unit.
-    mean_weight: how much the mean end of the ranks counts beside the last one, so that idle time off the critical path
-    is worth removing. result: step time and span of `best`, then of `word`. Stops once the step time is at most `target`. The arrays from
+    cut_share: share of moves that shift a cut, or a row of them, by a unit, with `prefix` the sums of F, I, W and
+    memory before each unit. mean_weight: how much the mean end of the ranks counts beside the last one, so that idle
+    time off the critical path is worth removing. result: step time and span of `best`, then of `word`. Stops once the
+    step time is at most `target`. The arrays from
     `start` on are scratch.
     """
     stages = place.shape[0]
