@@ -56,7 +56,7 @@ class Channels:
         """Hand `tensors` over to pipeline rank `other`; they are kept until they are there."""
         self._check_open()
         for tensor in tensors:
-            data = _bytes(tensor.resolve_conj().contiguous())
+            data = _bytes(tensor)
             if data.numel():
                 work = dist.isend(data, dst=other * self.size + self.index, group=self._ways[other < self.rank])
                 self._sending.append((work, data))
@@ -95,8 +95,10 @@ class Channels:
 
 
 def _bytes(tensor: torch.Tensor) -> torch.Tensor:
-    """The memory of a contiguous tensor: every backend carries bytes, and nothing else carries every dtype."""
-    return tensor.reshape(-1).view(torch.uint8)
+    """The elements of a tensor in order: every backend carries bytes, and nothing else carries every dtype."""
+    flat = tensor.resolve_conj().resolve_neg().contiguous().reshape(-1)
+    # One element counts as contiguous with any stride.
+    return (flat if flat.stride() == (1,) else flat.clone(memory_format=torch.contiguous_format)).view(torch.uint8)
 
 
 def _wait(work: Any, timeout: timedelta) -> None:

@@ -131,6 +131,6 @@ def pipelined(
     firsts = firsts or random_firsts(prepared.captured, schedule.stages, random.Random(seed))
     plan = random_plan(prepared, seed)
     cluster = usual_cluster(Mesh.of((schedule.ranks * grid.size,)))
-    pipeline = Pipeline.of(firsts, schedule)
+    pipeline = Pipeline.of(firsts, schedule, reduce_gradients="microbatch" if seed % 4 == 1 else "step")
     pipeline.check()
     return msgspec.structs.replace(plan, pipeline=pipeline, cluster=cluster), prepared.captured
