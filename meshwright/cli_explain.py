@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any, TextIO
 
 import click
@@ -22,6 +23,7 @@ _LIMITS = "limits"
 @click.option("--layout", help="Ask for this layout, e.g. 'S(0),R', and not for the next best one.")
 @click.option("--more-memory", default="8GiB", show_default=True, help="How much more memory per device to try.")
 @click.option("--limits", is_flag=True, help="With NAME: also say what the limits cost.")
+@click.option("--price", help="Say how the price of this op comes about: terms, parameters, sources.")
 @click.option("--calibration", help="The file that PLAN was priced with, where it cites one.")
 @click.option("--time-limit", type=click.FloatRange(min=0, min_open=True, max=1e6), default=60.0, show_default=True)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object and nothing else.")
@@ -34,6 +36,7 @@ def explain_command(
     layout: str | None,
     more_memory: str,
     limits: bool,
+    price: str | None,
     calibration: str | None,
     time_limit: float,
     as_json: bool,
@@ -42,11 +45,19 @@ def explain_command(
 
     NAME is a parameter, input, output or op of PLAN; `*` matches. Its layout is excluded and the model is planned
     again: that is the next best, and what it would cost. Without NAME, or with `limits` for it: what the memory limit
-    and each constraint cost. The model is the one that PLAN records, or that of SPEC.
+    and each constraint cost. With --price OP (and SPEC in the place of NAME) only how that op's price comes about. The
+    model is the one that PLAN records, or that of SPEC.
     """
     from .cli import _requests, parse_bytes
 
     plan = Plan.load(plan_path)
+    if price is not None:
+        note = _requests().price_spec(plan, price, spec or name, calibration=calibration)
+        if as_json:
+            put_json(stream, dataclasses.asdict(note))
+        else:
+            put_text(stream, str(note))
+        return 0
     names = [] if name is None or name == _LIMITS else [name]
     found = _requests().explain_spec(
         plan,

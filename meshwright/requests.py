@@ -13,6 +13,7 @@ from .planner.api import plan
 from .planner.check import CheckReport
 from .planner.conflicts import explain_infeasible
 from .planner.explain import explain
+from .planner.price_notes import PriceNote, price_of
 from .planner.replan import replan as replan_plan
 from .planner.verify import check
 from .plans import (
@@ -30,7 +31,7 @@ from .plans import (
 )
 from .specs import load_spec
 
-__all__ = ["adapt_spec", "check_spec", "explain_spec", "plan_spec", "replan", "replay_spec"]
+__all__ = ["adapt_spec", "check_spec", "explain_spec", "plan_spec", "price_spec", "replan", "replay_spec"]
 
 # Seconds, at most, for finding out why nothing fits.
 _CONFLICT_S = 30.0
@@ -78,6 +79,17 @@ def explain_spec(plan: Plan, names: Sequence[str], spec: str | None, **options: 
     found = load_spec(spec or (origin.spec if origin else ""), **size)
     model, args, kwargs = found.build()
     return explain(plan, names, model, args, kwargs, loss=found.loss, **options)
+
+
+def price_spec(plan: Plan, name: str, spec: str | None, *, calibration: str | None = None) -> PriceNote:
+    """How the price of op `name` of `plan` comes about; the model is that of `spec`, or of the SPEC in the plan."""
+    origin = plan.model.origin
+    if spec is None and origin is None:
+        raise RequestError("'SPEC' must be given for a plan that records none, got none; name the model after the plan")
+    size = {} if origin is None else {"batch": origin.global_batch, "seq_len": origin.seq_len, "layers": origin.layers}
+    found = load_spec(spec or (origin.spec if origin else ""), **size)
+    model, args, kwargs = found.build()
+    return price_of(plan, name, model, args, kwargs, loss=found.loss, calibration=calibration)
 
 
 def check_spec(

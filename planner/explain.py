@@ -27,7 +27,7 @@ from .problem import evaluate
 from .recall import Recalled, recall
 from .scenario import Found, Mask, Scenario
 
-__all__ = ["Given", "draft_of", "explain", "reopen"]
+__all__ = ["Given", "draft_of", "explain", "reopen", "same_prices"]
 
 Given = Calibration | str | os.PathLike[str] | None
 LossFunction = Callable[[Any], torch.Tensor]
@@ -76,7 +76,7 @@ def explain(
     if model is None:
         return Explanation(predicted=plan.predicted, facts=facts, alternatives=(), limits=(), notes=(_NEEDS,))
     wanted = None if layout is None else Constraint.parse(f"{asked[0] if asked else '*'} = {layout}", plan.mesh.ndim)
-    _same_prices(plan, calibration)
+    same_prices(plan, calibration)
     prepared, base = reopen(plan, model, args, kwargs, loss=loss, rules=rules, calibration=calibration)
     lighter: Callable[[], Draft] | None = None
     if plan.options.recompute == "block":
@@ -156,7 +156,7 @@ def draft_of(
     )
 
 
-def _same_prices(plan: Plan, calibration: Given) -> None:
+def same_prices(plan: Plan, calibration: Given) -> None:
     """RequestError where the plan's prices are not those that it would be solved again with."""
     measured = Calibration.load(calibration) if isinstance(calibration, str | os.PathLike) else calibration
     cited = plan.calibration.startswith("calibration ")

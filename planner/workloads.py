@@ -36,7 +36,7 @@ from .own_rules import OpRule, attach_rules
 from .shares import charged
 from .transitions import STEP_S, step_between
 
-__all__ = ["workload_of"]
+__all__ = ["Writer", "workload_of"]
 
 Sizes = dict[fx.Node, list[tuple[Any, ...] | None]]
 # How far the captured sizes lie apart, as multiples of the planned ones.
@@ -67,7 +67,7 @@ def workload_of(
     choices = [found.choices[index] for index in range(len(prepared.formulation.decisions))]
     dims = dynamic_dims(model, args, kwargs or {}, dynamic).dims
     sizes = _symbolic_sizes(prepared, model, args, kwargs or {}, dims, loss, rules)
-    return _Writer(prepared, choices, sizes).written(tuple(dict.fromkeys(d.symbol for d in dims)), sequence)
+    return Writer(prepared, choices, sizes).written(tuple(dict.fromkeys(d.symbol for d in dims)), sequence)
 
 
 def _symbolic_sizes(
@@ -184,7 +184,9 @@ def _ones(*values: Any) -> tuple[Any, ...]:
     return tuple(sympy.sympify(np.ravel(np.asarray(value, dtype=object))[0]) for value in values)
 
 
-class _Writer:
+class Writer:
+    """Writes down the costs of a solved draft as lines over primitives, at `sizes` that are expressions or numbers."""
+
     def __init__(self, prepared: Draft, choices: Sequence[int], sizes: Sizes) -> None:
         self.prepared, self.formulation, self.choices, self.sizes = prepared, prepared.formulation, choices, sizes
         self.recorder = _Recorder(self.formulation.prices)
@@ -257,20 +259,25 @@ class _Writer:
 
     def moves(self) -> list[Move]:
         """Every move of the step, as `shares_of` charges it."""
+        form = self.formulation
+        found = [move for _, move in self.read_moves()]
+        for name, reading in zip(form.captured.grads, form.grads, strict=True):
+            weight = form.blocks.share(name) * form.accumulation.share
+            found.append(self._move(reading, reading.source, reading.reader, weight, gradient=True))
+        return found
+
+    def read_moves(self) -> list[tuple[Reading, Move]]:
+        """The moves of what ops read; one that several share is the first one's."""
         form, found, served = self.formulation, [], set()
-        names, blocks, accumulation = form.captured.names, form.blocks, form.accumulation
         for reading in form.readings:
-            weight = blocks.share(names[charged(form, reading)])
+            weight = form.blocks.share(form.captured.names[charged(form, reading)])
             if reading.via is None:
-                found.append(self._move(reading, reading.source, reading.reader, weight))
+                found.append((reading, self._move(reading, reading.source, reading.reader, weight)))
                 continue
-            found.append(self._move(reading, reading.via, reading.reader, weight))
+            found.append((reading, self._move(reading, reading.via, reading.reader, weight)))
             if (reading.of, reading.output, reading.backward) not in served:
                 served.add((reading.of, reading.output, reading.backward))
-                found.append(self._move(reading, reading.source, reading.via, weight))
-        for name, reading in zip(form.captured.grads, form.grads, strict=True):
-            weight = blocks.share(name) * accumulation.share
-            found.append(self._move(reading, reading.source, reading.reader, weight, gradient=True))
+                found.append((reading, self._move(reading, reading.source, reading.via, weight)))
         return found
 
     def _move(self, reading: Reading, start: int, end: int, weight: float, *, gradient: bool = False) -> Move:
