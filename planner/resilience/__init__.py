@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from .from_plan import job_of_plan
 from .job import Job
 from .moves import StateMove, state_move
 from .policies import POLICIES, healthy_arrangement, repartitioned
@@ -16,6 +17,7 @@ __all__ = [
     "StateMove",
     "Workbench",
     "healthy_arrangement",
+    "job_of_plan",
     "lower_bound_s",
     "repartitioned",
     "replan_job",

@@ -12,6 +12,7 @@ from torch import nn
 
 import meshwright as mw
 from meshwright import cli
+from meshwright.planner.resilience import job_of_plan, replan_job
 from meshwright.plans import Infeasible, RequestError
 
 Run = Callable[..., tuple[int, str, str]]
@@ -81,6 +82,14 @@ def test_the_command(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     assert {"status", "step_time_s", "memory_bytes_per_rank", "gap", "pipeline", "planner_cpu_s"} <= out.keys()
     assert {"migration_bytes", "migration_s", "missing_bytes"} <= out.keys() and out["plan"] == after
     assert mw.Plan.load(after).digest() == out["digest"]
+    assert run("plan", "llama-tiny", "--cluster", "cpu:2x4", "--mesh", "2x4", "-o", after)[0] == 0
+    whole = mw.Plan.load(after)
+    job = job_of_plan(whole, tensor=2, stages=2, replicas=2, microbatches=8)
+    assert job.layers == 4 and job.devices == 8 and job.forward_s[1] < job.backward_s[1] < 4 * job.forward_s[1]
+    seconds = (sum(job.forward_s) + sum(job.backward_s)) * job.tensor * job.microbatches / whole.mesh.size
+    assert seconds == pytest.approx(sum(node.time_s * node.count for node in whole.nodes))
+    assert sum(job.state_bytes) == pytest.approx(4 * whole.model.parameter_bytes)
+    assert set(replan_job(job, {3: 0.0}).arrangement.devices) <= {0, 1, 2, 4, 5, 6, 7}
     for words, message in [
         ((), "add e.g. --health 17=0"),
         (("--health", "x"), "DEVICE=SPEED"),
