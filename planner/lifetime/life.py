@@ -143,6 +143,8 @@ class _Course:
                 return None, math.inf
             return found.arrangement, found.step_s
         seen = health if name in _SEE_SLOW else Health.of(dict.fromkeys(health.dead, 0.0))
+        if not seen.speeds:
+            return self.start, self._price(self.start, health)
         made = POLICIES[name](self.bench, seen)
         return (None, math.inf) if made is None else (made, self._price(made, health))
 
