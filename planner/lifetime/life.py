@@ -163,13 +163,11 @@ class _Course:
         """Seconds without progress that the change costs, work lost included."""
         costs = self.rates.costs
         step = step_s if math.isfinite(step_s) else 0.0
-        if self.policy in ("restart", "spare") and lost:
-            # On average half an interval's work is done again.
-            return costs.detect_s + costs.restart_s + self.interval_s / 2
         if after is None:
-            return costs.detect_s if lost else 0.0
-        if before is None:
-            return costs.restart_s
+            return 0.0
+        if before is None or (self.policy in ("restart", "spare") and lost):
+            # From the last checkpoint: on average half an interval's work is done again.
+            return costs.detect_s + costs.restart_s + self.interval_s / 2
         if before == after:
             return costs.detect_s + costs.regroup_s + step / 2 if lost else 0.0
         move = state_move(self.job, before, after, now)
