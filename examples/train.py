@@ -10,12 +10,13 @@ from __future__ import annotations
 
 import argparse
 import os
+from typing import Any
 
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch import nn
-from torch.distributed.checkpoint.state_dict import get_state_dict
+from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict
 
 import meshwright as mw
 from meshwright.specs import load_spec
@@ -46,23 +47,22 @@ def main() -> None:
     if on_gpu:
         torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
     dist.init_process_group("nccl" if on_gpu else "gloo")
-    model, args, kwargs = build()
+    whole, args, kwargs = build()
     plan = None if options.plan is None else mw.Plan.load(options.plan)
-    model = mw.autoparallelize(model, args, kwargs, plan=plan, mesh=options.mesh)
+    model: Any = mw.autoparallelize(whole, args, kwargs, plan=plan, mesh=options.mesh)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)  # after autoparallelize: its parameters are DTensors
 
     for step in range(options.steps):
-        loss = model(*batch(step))
-        loss.backward()
-        norm = torch.nn.utils.clip_grad_norm_(model.parameters(), max_norm=1.0)
+        loss = model.step(*batch(step))  # forward and backward; by micro-batches where the plan has a pipeline
+        norm = model.clip_grad_norm_(1.0)
         optimizer.step()
         optimizer.zero_grad()
-        norm = norm.full_tensor()  # a DTensor, as its parameters are; every rank takes part in making it whole
         if dist.get_rank() == 0:
             print(f"step {step}  loss {loss.item():.4f}  gradient norm {norm.item():.4f}", flush=True)
 
     if options.checkpoint is not None:
-        weights, moments = get_state_dict(model, optimizer)
+        flat = StateDictOptions(flatten_optimizer_state_dict=True)  # ranks of a pipeline hold parameters of their own
+        weights, moments = get_state_dict(model, optimizer, options=flat)
         dcp.save({"model": weights, "optimizer": moments}, checkpoint_id=options.checkpoint)
     dist.destroy_process_group()
 
