@@ -160,7 +160,7 @@ def test_a_profile_is_searched_and_replayed(run: Run, profile: str, tmp_path: Pa
 @pytest.mark.parametrize(
     ("arguments", "code", "message"),
     [
-        ((), 2, "one of --profile and --stage-costs"),
+        ((), 2, "one of PLAN, --profile and --stage-costs"),
         (("--profile", "missing.json"), 2, "must be a JSON file"),
         (("--profile", "{}:small"), 2, "'--pp' must be given"),
         (("--profile", "{}:small", "--pp", "2", "--microbatches", "2", "--schedule", "zb"), 2, "must be one of gpipe"),
