@@ -15,7 +15,8 @@ from torch import Tensor
 
 from .clock import Case
 
-__all__ = ["attention", "compiled", "fresh", "launches", "memory", "products"]
+__all__ = ["attention", "attention_case", "compiled", "fresh", "launches", "memory", "product_case", "products",
+           "small_kernels", "streamed_case"]  # fmt: skip
 
 _CPU_PRODUCTS = (
     (512, 512, 512, 1), (1024, 512, 256, 1), (1024, 256, 1024, 1), (64, 1024, 1024, 1), (256, 256, 256, 1),
@@ -76,10 +77,11 @@ def launches(device: str) -> list[Case]:
 def products(device: str, dtype: str, *, quick: bool) -> list[Case]:
     """Matrix products."""
     shapes = _CPU_PRODUCTS if device == "cpu" else _CUDA_PRODUCTS
-    return [_product(device, dtype, *shape, form=at % 3) for at, shape in enumerate(shapes[: 9 if quick else None])]
+    return [product_case(device, dtype, *shape, form=at % 3) for at, shape in enumerate(shapes[: 9 if quick else None])]
 
 
-def _product(device: str, dtype: str, m: int, n: int, k: int, batch: int, *, form: int) -> Case:
+def product_case(device: str, dtype: str, m: int, n: int, k: int, batch: int, *, form: int) -> Case:
+    """One product; `form` 0 to 2 is that of the forward, the input's gradient and the weight's."""
     equation = _FORMS[form][batch > 1]
     size = {"m": m, "n": n, "k": k, "b": batch}
     left, right = equation.split("->")[0].split(",")
@@ -90,37 +92,43 @@ def _product(device: str, dtype: str, m: int, n: int, k: int, batch: int, *, for
 
 def attention(device: str, dtype: str, *, quick: bool) -> list[Case]:
     """Fused attention, forward and backward."""
-    found: list[Case] = []
-    for *sizes, causal in (_CPU_ATTENTION if device == "cpu" else _CUDA_ATTENTION)[: 3 if quick else None]:
-        b, h, q, kv, d = sizes
-        like = {"device": device, "dtype": getattr(torch, dtype)}
-        x, y, z = (torch.randn(b, h, length, d, **like) for length in (q, kv, kv))
-        inputs = [t.clone().requires_grad_() for t in (x, y, z)]
-        out = F.scaled_dot_product_attention(inputs[0], inputs[1], inputs[2], is_causal=bool(causal))
-        tangent = torch.randn_like(out)
+    shapes = (_CPU_ATTENTION if device == "cpu" else _CUDA_ATTENTION)[: 3 if quick else None]
+    return [case for shape in shapes for case in attention_case(device, dtype, shape)]
 
-        def forward(x: Tensor = x, y: Tensor = y, z: Tensor = z, causal: int = causal) -> Tensor:
-            return F.scaled_dot_product_attention(x, y, z, is_causal=bool(causal))
 
-        def backward(out: Tensor = out, inputs: list[Tensor] = inputs, tangent: Tensor = tangent) -> object:
-            return torch.autograd.grad(out, inputs, tangent, retain_graph=True)
+def attention_case(device: str, dtype: str, shape: tuple[int, int, int, int, int, int]) -> list[Case]:
+    """The forward and the backward of one attention: batch, heads, queries, keys, head size, whether causal."""
+    b, h, q, kv, d, causal = shape
+    like = {"device": device, "dtype": getattr(torch, dtype)}
+    x, y, z = (torch.randn(b, h, length, d, **like) for length in (q, kv, kv))
+    inputs = [t.clone().requires_grad_() for t in (x, y, z)]
+    out = F.scaled_dot_product_attention(inputs[0], inputs[1], inputs[2], is_causal=bool(causal))
+    tangent = torch.randn_like(out)
 
-        for is_backward, run in ((0, forward), (1, backward)):
-            found.append(Case(kind="attention", sizes=(b, h, q, kv, d, causal, is_backward), dtype=dtype, run=run))
-    return found
+    def forward() -> Tensor:
+        return F.scaled_dot_product_attention(x, y, z, is_causal=bool(causal))
+
+    def backward() -> object:
+        return torch.autograd.grad(out, inputs, tangent, retain_graph=True)
+
+    return [
+        Case(kind="attention", sizes=(*shape, is_backward), dtype=dtype, run=run)
+        for is_backward, run in ((0, forward), (1, backward))
+    ]
 
 
 def memory(device: str, *, quick: bool) -> list[Case]:
     """Kernels bound by memory, of the kinds that a step is made of, from what fits in a cache to what does not; by
     size."""
     largest = 1 << (22 if device == "cpu" else 27)
-    found = [_streamed(largest >> shift, device) for shift in ((0, 3, 6) if quick else (0, 1, 2, 4, 6, 8))]
+    found = [streamed_case(largest >> shift, device) for shift in ((0, 3, 6) if quick else (0, 1, 2, 4, 6, 8))]
     for shift in (2, 5) if quick else (1, 3, 5, 7):
         found += _shaped(torch.randn(256, (largest >> shift) // 256, device=device))
     return sorted(found, key=lambda case: case.sizes)
 
 
-def _streamed(n: int, device: str) -> Case:
+def streamed_case(n: int, device: str) -> Case:
+    """The sum of two vectors of `n` float32 into a third."""
     x, y, out = (torch.randn(n, device=device) for _ in range(3))
     return Case(kind="memory", sizes=(12 * n,), run=lambda: torch.add(x, y, out=out))
 
