@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from .bounds import fixed_stages_bound
+from .exact import exact_time
 from .fixed import tune_orders
 from .joint import tune_profile
 from .orders import Clock
@@ -17,6 +18,7 @@ __all__ = [
     "StageRow",
     "Tuned",
     "equal_cuts",
+    "exact_time",
     "fixed_stages_bound",
     "load_profile",
     "load_stage_row",

@@ -14,6 +14,7 @@ from meshwright.cost_models.pipeline import StageCosts, simulate
 from meshwright.planner.pipeline import (
     Clock,
     LayerProfile,
+    exact_time,
     fixed_stages_bound,
     profile_bound,
     tune_orders,
@@ -124,3 +125,28 @@ def test_what_cannot_fit_is_said() -> None:
     with pytest.raises(RequestError, match="equal micro-batches"):
         varied = StageCosts(forward=(1.0,), input_gradient=(1.0,), weight_gradient=(1.0,), microbatch_scale=(1.0, 2.0))
         tune_orders(varied, (0,), 1, 2, clock=Clock(limit_s=1.0))
+
+
+@pytest.mark.parametrize("seed", [3, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(16) if seed != 3)])
+def test_the_search_finds_what_an_integer_program_proves(seed: int) -> None:
+    rng = random.Random(seed)
+    units, microbatches = (4, 2) if seed % 4 else (3, 3)
+    made = LayerProfile(
+        name="made up",
+        unit="s",
+        symbols="T" * units,
+        costs=tuple((rng.randint(1, 9), rng.randint(1, 9), rng.randint(0, 9)) for _ in range(units)),
+        layers=(1,) * units,
+        memory=(2.0,) * units,
+        delay=float(rng.randint(0, 2)),
+    )
+    limits = None if seed % 2 else [float(rng.choice((6, 8)))] * 2
+    reached, proved = exact_time(made, 2, microbatches, limits=limits)
+    found = tune_profile(made, 2, microbatches, limits=limits, clock=Clock(limit_s=1.0))
+    assert found.simulation.makespan == pytest.approx(reached, rel=1e-6)
+    assert found.lower_bound <= proved * (1 + 1e-6) and proved == pytest.approx(reached, rel=1e-6)
+
+
+def test_a_profile_too_large_to_be_solved_exactly_is_refused() -> None:
+    with pytest.raises(RequestError, match="at most 40 actions"):
+        exact_time(profile(8, 6.0), 2, 4)
