@@ -17,6 +17,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+from meshwright.planner.processes import _fork
 from meshwright.planner.supervisor import Limits, Supervisor
 
 SCRIPT = str(Path(__file__).with_name("elastic_train.py"))
@@ -49,13 +50,7 @@ def run(asked: dict[str, Any]) -> int:
     """The exit code of one run."""
     folder = Path(asked["folder"])
     folder.mkdir(parents=True, exist_ok=True)
-    child = os.fork()
-    if child == 0:
-        code = 70
-        try:
-            code = supervise(folder, asked)
-        finally:
-            os._exit(code)
+    child = _fork(lambda: supervise(folder, asked))  # it goes when this process goes
     end = time.monotonic() + asked.get("watchdog_s", WATCHDOG_S)
     blows = sorted(asked.get("blows", []))
     while True:
