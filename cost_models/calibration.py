@@ -58,7 +58,8 @@ class Quantity(_Record, frozen=True, kw_only=True):
 
 
 class Family(_Record, frozen=True, kw_only=True):
-    """How well prices of one family come out: errors are predicted / measured - 1 over its samples."""
+    """How well prices of one family come out: errors are predicted / measured - 1 over its samples; `p90` is at least
+    how far the repeats of a sample spread."""
 
     name: Literal["product", "attention", "memory", "collective", "update", "host"]
     rows: Count
