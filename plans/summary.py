@@ -111,7 +111,7 @@ def _header_rows(plan: Plan) -> Iterator[tuple[str, str]]:
     if plan.pipeline is not None:
         yield "pipeline", _pipeline_words(plan.pipeline)
     yield "recipe", f"{plan.recipe()}"
-    yield "predicted step", seconds_words(predicted.step_time_s)
+    yield "predicted step", f"{seconds_words(predicted.step_time_s)}{_interval_words(predicted)}"
     yield (
         "",
         (
@@ -140,6 +140,13 @@ def _header_rows(plan: Plan) -> Iterator[tuple[str, str]]:
         ),
     )
     yield "costs from", plan.calibration or "not stated"
+
+
+def _interval_words(predicted: Predicted) -> str:
+    if predicted.step_time_interval_s is None:
+        return ""
+    low, high = map(seconds_words, predicted.step_time_interval_s)
+    return f", from {low} to {high} as far as prices are known"
 
 
 def _again_words(predicted: Predicted) -> str:
