@@ -246,7 +246,7 @@ def _node_changes(a: Node, b: Node, first: Plan, second: Plan) -> Iterator[tuple
 def _figures(first: Plan, second: Plan) -> Iterator[Figure]:
     a, b = first.predicted, second.predicted
     for name in a.__struct_fields__:
-        if name != "memory":
+        if name not in ("memory", "step_time_interval_s"):
             yield Figure(name=name, before=getattr(a, name), after=getattr(b, name))
     for name in a.memory.__struct_fields__:
         yield Figure(name=f"memory.{name}", before=getattr(a.memory, name), after=getattr(b.memory, name))

@@ -87,3 +87,10 @@ def test_this_machine_is_measured_with_two_ranks(tmp_path: Path) -> None:
     assert {"product.float32.flops_per_s", "memory.bytes_per_s", "link.bytes_per_s", "overlap.unhidden"} <= names
     assert found.remaining() == ("compiled programs", "links between nodes", "memory size")
     assert any(stage.startswith("collectives") for stage in told)
+
+
+def test_plans_with_intervals_are_compared() -> None:
+    first = plan(model(), INPUT, cluster="cpu:2", compiled=False)
+    second = plan(model(), INPUT, cluster="cpu:2", compiled=False, calibration=SLOW)
+    text = str(first.diff(second))
+    assert "step_time_s" in text and "calibration slow" in text
