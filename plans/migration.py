@@ -22,6 +22,7 @@ from .errors import RequestError
 from .layouts import Layout, is_partial, local_range, local_shape
 from .meshes import Mesh
 from .plan import Plan, Tensor
+from .stamps import stamped_block
 from .words import dtype_bytes
 
 __all__ = ["Box", "Carried", "Migration", "Missing", "Move", "Place", "carried", "migrate"]
@@ -257,12 +258,11 @@ def carried(
 
 def _numbered(plan: Plan, tensors: Sequence[Tensor]) -> dict[str, Tensor]:
     """Tensors by name, those of equal blocks one by one; an entry with a number of its own goes before its block's."""
+    stamps = {stamp.pattern: stamp for stamp in plan.model.stamps()}
     found: dict[str, Tensor] = {}
     for tensor in tensors:
-        names = [tensor.name]
-        if "*" in tensor.name:
-            names = [tensor.name.replace("*", str(i), 1) for i in range(plan.copies(tensor.name))]
-        for name in names:
-            if name not in found or "*" not in tensor.name:
+        stamp = stamps.get(stamped_block(tensor.name, stamps) or "")
+        for name in [tensor.name] if stamp is None else stamp.names(tensor.name):
+            if name not in found or stamp is None:
                 found[name] = tensor
     return found

@@ -58,6 +58,11 @@ class Stamp:
         """`name`, which lies in one of these blocks, with the mark for the block's number."""
         return self.put(name, self.mark)
 
+    def names(self, stamped: str) -> list[str]:
+        """What `stamped`, a name with the mark, is called in each of these blocks."""
+        rest = stamped[len(self.pattern) :]
+        return [f"{self._lead}{number}{rest}" for number in self.numbers]
+
     def put(self, name: str, number: int | str) -> str:
         """`name`, which lies in one of these blocks, with another number."""
         match = _NUMBER.match(name, len(self._lead))

@@ -11,6 +11,7 @@ import pytest
 
 from meshwright.plans import Carried, Mesh, Migration, Place, Plan, RequestError, carried, migrate
 from meshwright.plans.migration import Box
+from meshwright.plans.plan import Block, Tensor
 
 MESHES = ((1,), (2,), (3,), (4,), (5,), (2, 2), (3, 2), (2, 3), (4, 2), (2, 2, 2), (1, 4))
 
@@ -127,6 +128,28 @@ def test_equal_blocks_are_carried_together_and_priced_as_many(sample_plan: Plan)
     )
     assert len(singly.moves) > len(together.moves)
     assert (singly.moved_bytes, singly.kept_bytes) == (together.moved_bytes, together.kept_bytes)
+
+
+def test_blocks_of_a_run_are_carried_by_their_own_numbers(sample_plan: Plan) -> None:
+    """A model whose blocks are two runs in one plan and all alike in the other."""
+
+    def named(pattern: str, count: int) -> tuple[Block, tuple[Tensor, ...]]:
+        parameters = [t for t in sample_plan.parameters if "layers.*" in t.name]
+        renamed = (msgspec.structs.replace(t, name=t.name.replace("layers.*", pattern)) for t in parameters)
+        return Block(pattern=f"model.{pattern}", count=count), tuple(renamed)
+
+    (one, first), (two, second) = named("layers.0-1", 2), named("layers.2-5", 4)
+    runs = msgspec.structs.replace(
+        sample_plan,
+        model=msgspec.structs.replace(sample_plan.model, blocks=(one, two)),
+        parameters=(*(t for t in sample_plan.parameters if "layers.*" not in t.name), *first, *second),
+    )
+    ranks = tuple(range(32))
+    found = {tensor.name: tensor.copies for tensor in carried(runs, sample_plan, ranks, ranks)}
+    assert {n for n in found if n.endswith(".wq.weight")} == {f"model.layers.{n}.wq.weight" for n in range(6)}
+    assert set(found.values()) == {1}
+    alike = {tensor.name: tensor.copies for tensor in carried(runs, runs, ranks, ranks)}
+    assert alike["model.layers.2-5.wq.weight"] == 4
 
 
 def test_what_makes_no_sense_is_refused(sample_plan: Plan) -> None:
