@@ -22,7 +22,8 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from rank_memory import measure
 
-from meshwright.planner.api import draft, solve_within
+from meshwright.planner.api import draft
+from meshwright.planner.fitting import solve_within
 from meshwright.planner.verify import random_plan
 from meshwright.specs import load_spec
 

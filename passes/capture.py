@@ -14,6 +14,7 @@ import sys
 import traceback
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -30,10 +31,10 @@ from .known import Branches, Knowing, guarded
 from .naming import block_name, name_nodes
 from .recompute import Recompute
 from .recompute import recompute as repeat
-from .regions import attach_regions, kept_regions
+from .regions import Region, attach_regions, kept_regions
 from .trees import Tree, flatten, flatten_call
 
-__all__ = ["capture"]
+__all__ = ["Trace", "capture"]
 
 # Frames of these folders are not the user's.
 _INTERNAL = (f"{Path(torch.__file__).parent}/", f"{Path(__file__).parent}/")
@@ -57,15 +58,42 @@ def capture(
     that is where it was decided at other sizes. Raises CaptureError, which names
     the module and source line, when the model cannot be traced without changing what it computes.
     """
-    with kept_regions() as regions:
-        captured = _traced(model, tuple(args), dict(kwargs or {}), loss)
-        canonicalize(captured)
-        name_nodes(captured)
-        if recompute != "none":
-            repeat(captured, recompute, lambda node: block_name(captured.names.get(node, "")), again)
+    return Trace.of(model, args, kwargs, loss=loss).repeated(recompute, again)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trace:
+    """A step in which nothing is computed again yet, from which captures with any recomputation are made."""
+
+    captured: Captured
+    regions: tuple[Region, ...]
+
+    @classmethod
+    def of(
+        cls,
+        model: nn.Module,
+        args: Sequence[Any] = (),
+        kwargs: dict[str, Any] | None = None,
+        *,
+        loss: Callable[[Any], torch.Tensor] | None = None,
+    ) -> Trace:
+        """The joint graph of `model`; arguments and errors as for `capture`."""
+        with kept_regions() as regions:
+            captured = _traced(model, tuple(args), dict(kwargs or {}), loss)
+            canonicalize(captured)
             name_nodes(captured)
-    attach_regions(captured.graph, regions)
-    return captured
+        attach_regions(captured.graph, regions)
+        return cls(captured=captured, regions=tuple(regions))
+
+    def repeated(self, mode: Recompute, again: Collection[str] | None = None) -> Captured:
+        """A copy whose backward computes again what `mode` says, or the nodes named `again`."""
+        captured = self.captured.copied()
+        if mode != "none":
+            with kept_regions(self.regions):
+                repeat(captured, mode, lambda node: block_name(captured.names.get(node, "")), again)
+                name_nodes(captured)
+            attach_regions(captured.graph, self.regions)
+        return captured
 
 
 def _traced(model: nn.Module, args: tuple, kwargs: dict, loss: Callable | None) -> Captured:

@@ -72,6 +72,23 @@ class Captured:
         """The joint graph."""
         return self.module.graph
 
+    def copied(self) -> Captured:
+        """The same step on a graph of its own."""
+        new: dict[fx.Node, fx.Node] = {}
+        graph = fx.Graph()
+        graph.output(graph.graph_copy(self.graph, new))
+        return dataclasses.replace(
+            self,
+            module=fx.GraphModule(self.module, graph),
+            sources={new[node]: source for node, source in self.sources.items()},
+            tangents={index: new[node] for index, node in self.tangents.items()},
+            outputs=[None if node is None else new[node] for node in self.outputs],
+            grads={name: new[node] for name, node in self.grads.items()},
+            mutations={name: new[node] for name, node in self.mutations.items()},
+            names={new[node]: name for node, name in self.names.items() if node in new},
+            backward={new[node] for node in self.backward if node in new},
+        )
+
     def ops(self) -> list[fx.Node]:
         """The nodes that compute, in order."""
         return [n for n in self.graph.nodes if n.op == "call_function"]

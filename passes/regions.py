@@ -89,9 +89,9 @@ def any_of(*regions: Callable[..., Any]) -> Callable[..., Any]:
 
 
 @contextmanager
-def kept_regions() -> Iterator[list[Region]]:
-    """Keep regions as single nodes while this is entered; the list fills with them."""
-    found: list[Region] = []
+def kept_regions(known: Sequence[Region] = ()) -> Iterator[list[Region]]:
+    """Keep regions as single nodes while this is entered; the list, with those that are `known`, fills with them."""
+    found = list(known)
     token = _CAPTURED.set(found)
     try:
         with _torch.local_maps_go_to(lambda given, args, kwargs: _kept([given], args, kwargs)):

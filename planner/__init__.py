@@ -9,9 +9,10 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from .api import Draft, draft, plan, plan_draft, solve_within
+    from .api import Draft, draft, plan, plan_draft
     from .apply import autoparallelize
     from .constraints import Constraint
+    from .fitting import solve_within
     from .problem import Overlap, Problem, Row, Solution, evaluate
     from .sampling import sample
     from .solver import solve
@@ -34,9 +35,10 @@ __all__ = [
 ]
 
 _MODULES = {
-    "api": ("Draft", "draft", "plan", "plan_draft", "solve_within"),
+    "api": ("Draft", "draft", "plan", "plan_draft"),
     "apply": ("autoparallelize",),
     "constraints": ("Constraint",),
+    "fitting": ("solve_within",),
     "problem": ("Overlap", "Problem", "Row", "Solution", "evaluate"),
     "sampling": ("sample",),
     "solver": ("solve",),

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import math
 import os
-import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
 import msgspec
@@ -26,30 +23,27 @@ from ..plans.meshes import Mesh
 from ..plans.plan import Model, Options, Plan
 from ..plans.recipes import Recipe
 from .accumulation import Accumulation
-from .capturing import captured_by_blocks
+from .capturing import Traces, captured_by_blocks
 from .check import default_loss
 from .constraints import Constraint, Constraints
 from .dynamic import attach, dynamic_dims
+from .fitting import refuse_hopeless, solve_within
+from .floor import least_bytes
 from .folding import Blocks
 from .formulate import Formulation, formulate
 from .interrupts import interrupts_wait
 from .memory import Count, counted
 from .optimizers import Optimizer
 from .own_rules import OpRule, attach_rules
-from .problem import Solution, evaluate
+from .problem import Solution
 from .recipes import recipe_constraints
-from .solver import Progress, solve
+from .solver import Progress
 from .timeline import Timeline
 from .write import model_of, write_plan
 
-__all__ = ["Draft", "draft", "plan", "plan_draft", "solve_within", "usual_mesh", "within_rooms"]
+__all__ = ["Draft", "draft", "plan", "plan_draft", "usual_mesh"]
 
 LossFunction = Callable[[Any], torch.Tensor]
-
-# How many solutions are counted before the request is given up.
-_COUNTS = 10
-# Plans met that are counted when none of the solutions fits.
-_COUNTED = 24
 
 
 class Draft:
@@ -142,8 +136,9 @@ def plan(
     constraints           e.g. "layers.*.wq.weight = S(0),R" (see `Constraint`)
     recipe                a named way of splitting, e.g. "fsdp+tp" (see plans/recipes.py); what it leaves open is solved
     optimizer             adamw, adam, sgd, sgd-momentum or none: its state and update are priced
-    recompute             none, pointwise or block (see docs/how-it-chooses.md); auto: pointwise, and block if that
-    does not fit memory_limit_bytes    per device, over the peak of the step; by default the device's memory
+    recompute             none, pointwise or block (see docs/how-it-chooses.md); auto: pointwise, or block where memory
+                          is short and that is faster
+    memory_limit_bytes    per device, over the peak of the step; by default the device's memory
     replicate             ops without a sharding rule that may run whole on every device
     dynamic               dims of inputs whose size may change, as for torch.export: {"x": {0: Dim("batch", max=64)}}
     rules                 how ops of your own split and what they cost (see `OpRule` and docs/custom-ops.md)
@@ -197,24 +192,37 @@ def plan_draft(
         raise RequestError(f"'solver' must be highs or cbc, got {solver!r}")
     store = None if cache is None else Cache(cache)
     modes: Sequence[Recompute] = ("pointwise", "block") if recompute == "auto" else (recompute,)
+    traces = Traces(model, args, kwargs or {}, request.get("loss"))
+    best: tuple[Draft, Solution] | None = None
     for mode in modes:
-        prepared = draft(model, args, kwargs, recompute=mode, on_progress=on_progress, **request)
-        key = "" if store is None else store.key(prepared, gap=gap, solver=solver)
-        known = None if store is None else store.find(key, prepared)
-        if known is not None:
-            return prepared, known
-        start = None if warm is None else choices_from(warm, prepared)
+        last = mode == modes[-1]
         try:
-            solution = solve_within(
-                prepared, time_limit_s=time_limit_s, gap=gap, solver=solver, on_progress=on_progress, warm=start
+            prepared = draft(
+                model, args, kwargs, recompute=mode, on_progress=on_progress, traces=traces, hopeless=last, **request
             )
+        except Infeasible:
+            continue
+        key = "" if store is None else store.key(prepared, gap=gap, solver=solver)
+        solution = None if store is None else store.find(key, prepared)
+        if solution is None:
+            start = None if warm is None else choices_from(warm, prepared)
+            try:
+                solution = solve_within(
+                    prepared, time_limit_s=time_limit_s, gap=gap, solver=solver, on_progress=on_progress, warm=start
+                )
+            except Infeasible:
+                if last and best is None:
+                    raise
+                continue
             if store is not None:
                 store.keep(key, solution)
-            return prepared, solution
-        except Infeasible:
-            if mode == modes[-1]:
-                raise
-    raise AssertionError("no recompute mode")
+        if best is None or solution.objective_s < best[1].objective_s:
+            best = prepared, solution
+        # Where memory costs this mode nothing, one that recomputes more is no faster.
+        if solution.status == "interrupted" or solution.objective_s <= (1.0 + gap) * (solution.free_s or 0.0):
+            break
+    assert best is not None
+    return best
 
 
 def draft(
@@ -242,11 +250,14 @@ def draft(
     accumulation: Accumulation | None = None,
     stage_of: int = 1,
     known: tuple[Captured, Blocks] | None = None,
+    traces: Traces | None = None,
+    hopeless: bool = True,
 ) -> Draft:
     """Capture `model` and set up its problem; arguments as for `plan`. `whole` captures every block of a deep model,
     `held` False leaves the layouts that constraints rule out in the problem (see `Scenario`); of several micro-batches
     (`accumulation`) the inputs are one; `mesh` is that of one rank of a pipeline of `stage_of`; `known` is the same
-    model, loss, inputs and recomputation captured before."""
+    model, loss, inputs and recomputation captured before, `traces` are those of the same call. Where `hopeless` is
+    False, Infeasible is raised before anything is priced if no plan comes near the memory of the device."""
     where = Cluster.parse(cluster) if isinstance(cluster, str) else cluster
     grid = usual_mesh(where) if mesh is None else Mesh.parse(mesh) if isinstance(mesh, str) else mesh
     updates = Optimizer.of(optimizer)
@@ -263,8 +274,13 @@ def draft(
     dims = dynamic_dims(model, args, kwargs or {}, dynamic)
     if known is None:
         with interrupts_wait():
-            captured, blocks = captured_by_blocks(model, args, kwargs or {}, loss, limits, recompute, whole=whole)
+            traces = traces or Traces(model, args, kwargs or {}, loss)
+            captured, blocks = captured_by_blocks(traces, limits, recompute, whole=whole)
             attach_rules(captured, rules)
+            if not hopeless:
+                room = prices.capacity_bytes if memory_limit_bytes is None else memory_limit_bytes
+                least = least_bytes(captured, blocks, updates, grid.size)
+                refuse_hopeless(least, "the start of the backward", room, grid)
             for call in dims.calls:
                 few = with_fewer_blocks(model, blocks.cut)
                 other = capture(few, *call, loss=loss, recompute=recompute, again=captured.again)
@@ -312,152 +328,3 @@ def usual_mesh(cluster: Cluster) -> Mesh:
     if cluster.nodes == 1 or cluster.devices_per_node == 1:
         return Mesh.of((cluster.size,))
     return Mesh.of((cluster.nodes, cluster.devices_per_node))
-
-
-def solve_within(
-    prepared: Draft,
-    *,
-    time_limit_s: float = 60.0,
-    gap: float = 1e-3,
-    solver: str = "highs",
-    on_progress: Progress | None = None,
-    warm: Sequence[int] | None = None,
-) -> Solution:
-    """The best solution whose memory stays within the limit at every moment of the step, as counted.
-
-    What the problem limits is an estimate (planner/timeline.py). A solution that does not fit by the count tells how
-    far the estimate is off at each moment: by so much the limit on the estimate is moved there, and the problem is
-    solved again; where that leaves no plan, by a share of it that is halved in on; at last the plans met on the way are
-    counted. (An estimate below half of the limit needs no count.) `warm`
-    is a plan to start from. Raises Infeasible when none of the solutions fits.
-    """
-    began, limit, timeline = time.perf_counter(), float(prepared.limit), prepared.timeline
-    known = Known(plans=() if warm is None else (tuple(warm),))
-    missed, rooms = np.zeros(timeline.end + 1), np.full(timeline.end + 1, math.inf)
-    failed: Infeasible | None = None
-    # The share of what was missed that is taken off the limit: too little at `low`, too much at `high`.
-    share, low, high = 1.0, 0.0, math.inf
-    first: Solution | None = None
-    met: dict[tuple[int, ...], None] = {}
-    for _ in range(_COUNTS):
-        left = max(1.0, time_limit_s - (time.perf_counter() - began))
-        try:
-            solution, known = within_rooms(
-                prepared, rooms, left, known, gap=gap, solver=solver, on_progress=on_progress
-            )
-        except Infeasible as error:
-            failed = error
-            if not (missed > 0.002 * limit).any():
-                break
-            high = share
-        else:
-            estimate = float(timeline.profile(solution.choices).max())
-            used = prepared.write(solution).predicted.memory.peak_bytes if 2 * estimate > limit else 0
-            if used <= limit:
-                return replace(solution, seconds=time.perf_counter() - began)
-            if solution.status == "interrupted":
-                raise KeyboardInterrupt
-            # Two plans that are over at different moments must not take turns.
-            first = first or solution
-            met.update(dict.fromkeys((solution.choices, *solution.others)))
-            seen = prepared.missed(solution)
-            failed, missed = None, np.maximum(missed, seen) if math.isfinite(rooms[-1]) else seen
-            low = share if math.isfinite(high) else 0.0
-        share = (low + high) / 2 if math.isfinite(high) else 1.0
-        rooms = limit - share * missed
-    if first is not None and (fitting := _fitting(prepared, first, met)) is not None:
-        return replace(fitting, seconds=time.perf_counter() - began)
-    if failed is None:
-        failed = Infeasible(f"the plan found last takes {used - prepared.limit} bytes too much, as counted")
-    raise _infeasible(failed, prepared) from failed
-
-
-def _fitting(prepared: Draft, first: Solution, met: Iterable[tuple[int, ...]]) -> Solution | None:
-    """The fastest of the plans met that fits by the count; its gap is to the bound of `first`, which had no limit."""
-    problem, limit = prepared.formulation.problem, prepared.limit
-    seconds = {plan: evaluate(problem, plan) for plan in met}
-    for plan in sorted(seconds, key=seconds.__getitem__)[:_COUNTED]:
-        value = seconds[plan]
-        gap = max(0.0, value - first.bound_s) / value
-        found = replace(first, choices=plan, objective_s=value, gap=gap, status="feasible", others=())
-        if prepared.write(found).predicted.memory.peak_bytes <= limit:
-            return found
-    return None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Known:
-    """What one search hands to the next: moments that are worth a limit, prices of these limits, and plans."""
-
-    moments: tuple[int, ...] = ()
-    prices: Mapping[str, float] = field(default_factory=dict)
-    plans: Sequence[Sequence[int]] = ()
-
-
-def within_rooms(
-    prepared: Draft,
-    rooms: np.ndarray,
-    time_limit_s: float,
-    known: Known | None = None,
-    *,
-    gap: float = 1e-3,
-    solver: str = "highs",
-    on_progress: Progress | None = None,
-) -> tuple[Solution, Known]:
-    """The best solution whose estimated memory stays within `rooms` bytes, one figure per moment of the timeline, and
-    what it leaves to the next search.
-
-    Rows of the moments that a solution would overfill are added until none is: the last solution is optimal among those
-    that fit, because it is optimal for a part of the limits and meets them all.
-    """
-    timeline, began, bound = prepared.timeline, time.perf_counter(), -math.inf
-    known = known or Known()
-    moments = tuple(moment for moment in known.moments if math.isfinite(rooms[moment]))
-    while True:
-        left = max(1.0, time_limit_s - (time.perf_counter() - began))
-        rows = tuple(timeline.row(moment, float(rooms[moment])) for moment in moments)
-        # Before any limit is known to bind, most of the time is kept for the search that meets them.
-        solution = solve(
-            replace(prepared.formulation.problem, rows=rows),
-            time_limit_s=left if moments else 0.4 * left,
-            gap=gap,
-            solver=solver,
-            on_progress=on_progress,
-            warm=known.plans,
-            bound=bound,
-            prices=known.prices,
-        )
-        over = _overfull(timeline.profile(solution.choices) - rooms)
-        if over and solution.status == "interrupted":
-            raise KeyboardInterrupt
-        known = Known(
-            moments=tuple(sorted({*known.moments, *over})),
-            prices={**known.prices, **solution.prices},
-            plans=(solution.choices, *solution.others),
-        )
-        if set(over) <= set(moments):
-            return solution, known
-        # With more limits no plan gets faster.
-        moments, bound = known.moments, solution.bound_s
-
-
-def _overfull(over: np.ndarray) -> list[int]:
-    """The worst moment of the forward, of the backward and of the whole step, where they are over the limit."""
-    half = len(over) // 2
-    worst = {
-        int(np.argmax(over)),
-        int(np.argmax(over[:half])) if half else 0,
-        half + int(np.argmax(over[half:])),
-        len(over) - 1,
-    }
-    return [moment for moment in worst if over[moment] > 0]
-
-
-def _infeasible(error: Infeasible, prepared: Draft) -> Infeasible:
-    limit = prepared.limit
-    return Infeasible(
-        f"'memory_limit_bytes' and 'constraints' must leave a plan, got a memory limit of {limit} bytes per "
-        "device on mesh "
-        f"{prepared.formulation.mesh}: {error}; use more devices, a smaller batch or a higher limit, or drop "
-        "constraints"
-    )

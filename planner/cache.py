@@ -42,6 +42,7 @@ class _Entry(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     objective_s: float
     bound_s: float
     gap: Annotated[float, Meta(ge=0.0)]
+    free_s: float | None = None
 
 
 class Cache:
@@ -69,6 +70,7 @@ class Cache:
             status="optimal",
             seconds=0.0,
             stats=Stats(),
+            free_s=entry.free_s,
         )
 
     def keep(self, key: str, solution: Solution) -> None:
@@ -81,6 +83,7 @@ class Cache:
             objective_s=solution.objective_s,
             bound_s=solution.bound_s,
             gap=solution.gap,
+            free_s=solution.free_s,
         )
         try:
             os.makedirs(self.folder, exist_ok=True)

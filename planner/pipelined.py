@@ -19,7 +19,8 @@ from ..plans.errors import Infeasible
 from ..plans.meshes import Mesh
 from ..plans.plan import Memory, Plan, Predicted
 from .accumulation import Accumulation, Reduce
-from .api import Draft, draft, within_rooms
+from .api import Draft, draft
+from .fitting import Known, within_rooms
 from .pipeline import Clock
 from .problem import Solution
 from .shares import Shares, shares_of
@@ -110,13 +111,13 @@ def solve_joined(
     estimate.timeline = prepared.timeline.staged(ranks, min(ranks, count))
     send_s = _sending(prepared, degrees)
     clock = Clock(limit_s=time_limit_s)
-    room, too_much, known = float(limit), np.inf, None
+    room, too_much, known = float(limit), np.inf, Known()
     failed: Infeasible | None = None
     for round_ in range(_ROUNDS):
         left = max(1.0, clock.left_s / (_ROUNDS - round_))
         rooms = np.full(estimate.timeline.end + 1, room)
         try:
-            solution, known = within_rooms(estimate, rooms, left, known, gap=gap, solver=solver)
+            solution = within_rooms(estimate, rooms, left, known, gap=gap, solver=solver)
         except Infeasible as error:
             failed = failed or error
             if too_much == np.inf:

@@ -97,7 +97,7 @@ class Solution:
     """The chosen plan, its seconds, and the proven least seconds any plan can have.
 
     `prices` are those at which the bound was found: seconds per unit of each row's limit, by the row's name. `others`
-    are the next best plans that were met.
+    are the next best plans that were met. `free_s` is a bound on the seconds of any plan where memory has no limit.
     """
 
     choices: tuple[int, ...]
@@ -109,6 +109,7 @@ class Solution:
     stats: Stats
     prices: Mapping[str, float] = field(default_factory=dict)
     others: tuple[tuple[int, ...], ...] = ()
+    free_s: float | None = None
 
 
 def evaluate(problem: Problem, choices: Sequence[int]) -> float:

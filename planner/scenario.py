@@ -10,8 +10,9 @@ import msgspec
 import numpy as np
 
 from ..plans.errors import Infeasible
-from .api import Draft, solve_within
+from .api import Draft
 from .constraints import Constraint, Constraints
+from .fitting import solve_within
 from .problem import Problem, Solution
 
 __all__ = ["Found", "Mask", "Scenario", "forbid"]

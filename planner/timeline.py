@@ -25,7 +25,7 @@ from .folding import CAPTURED
 from .formulate import Formulation, Reading
 from .op_costs import is_view
 from .optimizers import Optimizer
-from .problem import Pair, Row
+from .problem import Pair, Problem, Row
 from .transitions import TransitionTable
 from .ways import Moved
 
@@ -89,6 +89,15 @@ class Timeline:
     def profile(self, choices: Sequence[int]) -> np.ndarray:
         """Bytes alive at every moment, the optimizer's last; moments that do not count are 0."""
         return np.where(self.valid, self._sizes(choices) @ self.counts, 0.0)
+
+    def least(self, problem: Problem) -> np.ndarray:
+        """Bytes that every plan of `problem` has alive at each moment: the least of each item by itself."""
+        sizes = np.zeros(len(self.items))
+        for at, item in enumerate(self.items):
+            index, values = item[1], self.bytes[item]
+            if isinstance(index, int) and isinstance(values, np.ndarray):
+                sizes[at] = np.min(values, where=np.isfinite(problem.nodes[index]), initial=np.inf)
+        return np.where(self.valid, np.where(np.isfinite(sizes), sizes, 0.0) @ self.counts, 0.0)
 
     def memory(self, choices: Sequence[int], limit: int | None) -> Memory:
         """The memory figure of a plan: its peak, and what the peak consists of."""

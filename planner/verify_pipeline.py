@@ -18,7 +18,8 @@ from ..passes.recompute import Recompute
 from ..plans.errors import RequestError
 from ..plans.meshes import Mesh
 from ..plans.plan import Plan
-from .api import draft, solve_within
+from .api import draft
+from .fitting import solve_within
 from .apply import capture_for
 from .check import CheckReport, compare, default_loss, in_float64, tolerance_of, train
 from .check_pipeline import simulate_pipeline

@@ -7,8 +7,9 @@ import pytest
 import torch
 from torch import nn
 
-from meshwright.planner.api import draft, plan, solve_within
+from meshwright.planner.api import draft, plan
 from meshwright.planner.explain import explain, reopen
+from meshwright.planner.fitting import solve_within
 from meshwright.planner.problem import evaluate
 from meshwright.planner.recall import recall
 from meshwright.planner.verify import random_plan

@@ -10,7 +10,8 @@ from types import ModuleType
 import pytest
 
 from meshwright.passes.capture import capture
-from meshwright.planner.api import draft, solve_within
+from meshwright.planner.api import draft
+from meshwright.planner.fitting import solve_within
 from meshwright.planner.folding import Blocks
 from meshwright.planner.memory import counted
 from meshwright.planner.verify import random_plan

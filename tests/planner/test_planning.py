@@ -12,7 +12,8 @@ import pytest
 import torch
 from torch import nn
 
-from meshwright.planner.api import draft, plan, solve_within, within_rooms
+from meshwright.planner.api import draft, plan
+from meshwright.planner.fitting import solve_within, within_rooms
 from meshwright.planner.problem import brute_force, evaluate
 from meshwright.plans.errors import Infeasible, RequestError, UnsupportedOpError
 from meshwright.plans.plan import Options
@@ -87,7 +88,7 @@ def test_the_optimum_is_that_of_brute_force(limited: bool) -> None:
         moments = range(prepared.timeline.end + 1)
         rooms[:] = 0.9 * float(prepared.timeline.profile(free.choices).max())
         problem = replace(problem, rows=tuple(prepared.timeline.row(m, rooms[m]) for m in moments))
-    got, _ = within_rooms(prepared, rooms, 60.0, gap=1e-9)
+    got = within_rooms(prepared, rooms, 60.0, gap=1e-9)
     want = brute_force(problem)
     assert got.objective_s == pytest.approx(want.objective_s, rel=1e-9)
     assert evaluate(problem, got.choices) == pytest.approx(got.objective_s, rel=1e-9)

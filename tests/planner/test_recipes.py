@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from meshwright.planner.api import plan
-from meshwright.planner.capturing import captured_by_blocks
+from meshwright.planner.capturing import Traces, captured_by_blocks
 from meshwright.planner.constraints import Constraint, Constraints
 from meshwright.planner.recipes import recipe_constraints
 from meshwright.planner.verify import check
@@ -37,7 +37,7 @@ def plan_of(spec: str, mesh: str, recipe: str | None) -> Plan:
 
 def asked(spec: str, mesh: str, recipe: str) -> dict[str, Constraint]:
     """What a recipe asks of a model."""
-    captured, _ = captured_by_blocks(*model_of(spec), None, Constraints(), "pointwise", whole=False)
+    captured, _ = captured_by_blocks(Traces(*model_of(spec), None), Constraints(), "pointwise", whole=False)
     return recipe_constraints(Recipe.parse(recipe, Mesh.parse(mesh)), captured)
 
 
@@ -129,7 +129,7 @@ def test_roles_do_not_go_by_names() -> None:
             return ((a * b + c) @ self.p[3]).softmax(-1).square().mean()
 
     model, args = Nameless(), (torch.randn(4, 6, 8),)
-    captured, _ = captured_by_blocks(model, args, {}, None, Constraints(), "none", whole=False)
+    captured, _ = captured_by_blocks(Traces(model, args, {}, None), Constraints(), "none", whole=False)
     found = recipe_constraints(Recipe.parse("tp", Mesh.parse("2")), captured)
     assert found["p.0"].layout == ("S(0)",) and found["p.1"].layout == ("S(1)",)
     assert "p.2" not in found

@@ -16,7 +16,8 @@ from meshwright import Mesh, Plan
 from meshwright.passes.blocks import repeated_blocks
 from meshwright.passes.lookup import PlanLookup
 from meshwright.passes.recompute import Recompute
-from meshwright.planner.api import draft, plan, within_rooms
+from meshwright.planner.api import draft, plan
+from meshwright.planner.fitting import within_rooms
 from meshwright.planner.recall import recall
 from meshwright.planner.verify import usual_cluster
 
@@ -113,7 +114,7 @@ def test_captured_by_runs_is_captured_whole(kinds: str, cut: int, recompute: Rec
     for _ in range(2):
         found = []
         for prepared in (few, all_of_them):
-            solution, _ = within_rooms(prepared, np.full(prepared.timeline.end + 1, room), 60.0, gap=1e-9)
+            solution = within_rooms(prepared, np.full(prepared.timeline.end + 1, room), 60.0, gap=1e-9)
             found.append((solution, prepared.timeline.memory(solution.choices, None), prepared.write(solution)))
         (one, estimate, plan_of_few), (other, whole_estimate, plan_of_all) = found
         assert one.objective_s == pytest.approx(other.objective_s, rel=1e-12)

@@ -8,7 +8,8 @@ import pytest
 from meshwright.cost_models.prices import Prices
 from meshwright.planner import formulate as formulation
 from meshwright.planner import reductions, solver
-from meshwright.planner.api import draft, solve_within
+from meshwright.planner.api import draft
+from meshwright.planner.fitting import solve_within
 from meshwright.planner.problem import evaluate
 from meshwright.planner.transitions import Transitions, TransitionTable
 from meshwright.planner.ways import Moved, Way
