@@ -201,6 +201,8 @@ def plan_draft(
                 model, args, kwargs, recompute=mode, on_progress=on_progress, traces=traces, hopeless=last, **request
             )
         except Infeasible:
+            if last and best is None:
+                raise
             continue
         key = "" if store is None else store.key(prepared, gap=gap, solver=solver)
         solution = None if store is None else store.find(key, prepared)

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import random
 from dataclasses import replace
 
 import numpy as np
@@ -14,7 +15,10 @@ from torch import nn
 
 from meshwright.planner.api import draft, plan
 from meshwright.planner.fitting import solve_within, within_rooms
+from meshwright.planner.floor import least_bytes
+from meshwright.planner.optimizers import Optimizer
 from meshwright.planner.problem import brute_force, evaluate
+from meshwright.planner.sampling import sample
 from meshwright.plans.errors import Infeasible, RequestError, UnsupportedOpError
 from meshwright.plans.plan import Options
 from meshwright.specs import load_spec
@@ -92,6 +96,34 @@ def test_the_optimum_is_that_of_brute_force(limited: bool) -> None:
     want = brute_force(problem)
     assert got.objective_s == pytest.approx(want.objective_s, rel=1e-9)
     assert evaluate(problem, got.choices) == pytest.approx(got.objective_s, rel=1e-9)
+
+
+def test_no_plan_takes_less_than_the_least() -> None:
+    """The floors that are told before pricing and before solving are under every plan, and near the best ones."""
+    model, args, kwargs = load_spec("gpt2-tiny", layers=5).build()
+    for mode in ("pointwise", "block"):
+        prepared = draft(model, args, kwargs, cluster="h100-sxm:4", mesh="2x2", recompute=mode)
+        problem, timeline = prepared.formulation.problem, prepared.timeline
+        floor = least_bytes(prepared.captured, prepared.blocks, Optimizer.of("adamw"), 4)
+        least = timeline.least(problem)
+        assert 0 < floor <= least.max() * (1 + 1e-9)
+        for seed in range(3):
+            assert (least <= timeline.profile(sample(problem, random.Random(seed))) * (1 + 1e-9)).all()
+    with pytest.raises(Infeasible, match="no plan needs less"):
+        plan(model, args, kwargs, cluster="h100-sxm:4", mesh="2x2", memory_limit_bytes=int(0.5 * floor))
+
+
+@pytest.mark.slow
+def test_blocks_are_recomputed_where_memory_makes_that_faster() -> None:
+    """Where the limit binds, `auto` is as fast as the faster of the two modes."""
+    model, args, kwargs = load_spec("gpt2-tiny", layers=5).build()
+    request: dict = {"cluster": "h100-sxm:2", "mesh": "2"}
+    limit = int(0.7 * plan(model, args, kwargs, recompute="pointwise", **request).predicted.memory.peak_bytes)
+    times = []
+    for mode in ("auto", "pointwise", "block"):
+        made = plan(model, args, kwargs, recompute=mode, memory_limit_bytes=limit, **request)  # type: ignore[arg-type]
+        times.append(made.predicted.step_time_s)
+    assert times[0] == pytest.approx(min(times), rel=2e-3)
 
 
 def test_weights_are_split_when_memory_is_short() -> None:
