@@ -19,10 +19,10 @@ from ..plans.errors import RequestError
 from ..plans.meshes import Mesh
 from ..plans.plan import Plan
 from .api import draft
-from .fitting import solve_within
 from .apply import capture_for
 from .check import CheckReport, compare, default_loss, in_float64, tolerance_of, train
 from .check_pipeline import simulate_pipeline
+from .fitting import solve_within
 from .gloo import Build, train_pipeline_on_gloo
 from .named_pipelines import named_pipeline
 from .verify import has_entries, random_plan, usual_cluster

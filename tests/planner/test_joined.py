@@ -11,8 +11,8 @@ from torch import nn
 
 from meshwright.planner.accumulation import Accumulation
 from meshwright.planner.api import Draft, draft, plan
-from meshwright.planner.fitting import solve_within
 from meshwright.planner.degrees import degrees_to_try
+from meshwright.planner.fitting import solve_within
 from meshwright.planner.pipelined import Degrees, joined_draft, solve_joined
 from meshwright.planner.shares import shares_of
 from meshwright.planner.staging import balanced_cuts
