@@ -25,7 +25,8 @@ from torch import nn
 import meshwright
 from meshwright.cost_models.pipeline import StageCosts, simulate
 from meshwright.passes.microbatches import microbatch
-from meshwright.planner.api import draft, solve_within
+from meshwright.planner.api import draft
+from meshwright.planner.fitting import solve_within
 from meshwright.planner.zoo import named_schedule
 from meshwright.plans import Action, Cluster, Pipeline, Plan, Schedule, TimedAction
 
