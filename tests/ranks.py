@@ -110,8 +110,15 @@ def eager(size: int, folder: Path) -> Results:
     path = folder / f"plan-{dist.get_rank()}.json"
     parallel.plan.save(path)
     plan = meshwright.Plan.load(path)
-    replayed = meshwright.apply(plan, model, args, kwargs)
+    replayed: Any = meshwright.apply(plan, model, args, kwargs)
     yield "replayed", gap(want, train(replayed, args, kwargs))
+    alone = copy.deepcopy(model)
+    alone.load_state_dict({name: whole(tensor).detach() for name, tensor in replayed.state_dict().items()})
+    alone(*args, **kwargs).backward()
+    replayed.step(args)
+    norms = [nn.utils.clip_grad_norm_(alone.parameters(), CLIP), replayed.clip_grad_norm_(CLIP)]
+    found = [{n: whole(p.grad) for n, p in each.named_parameters()} for each in (alone, replayed)]
+    yield "stepped", max(gap(*found), float((norms[0] - norms[1]).abs()))
     unmet = {"mesh": str(size), "memory_limit_bytes": 1}
     yield "no plan fits", message(lambda: meshwright.autoparallelize(model, args, kwargs, **unmet))
     small = case_of("101_accumulate_two_steps").build()
