@@ -30,7 +30,7 @@ _STAGES_PER_RANK = (1, 1.5, 2, 3, 4)
 _ROUNDS = ((0, 1, 0.3, 0.004), (4, 2, 0.4, 0.006), (2, 2, 0.3, 0.003))
 # Orders of their own pay where memory is short (without a limit the lists are nearly as good) and moves are cheap: the
 # share of the time that they get at most, and the actions for which they get that much.
-_POLISH_LIMITED, _POLISH_FREE, _POLISH_ACTIONS = 0.6, 0.2, 1500
+_POLISH_LIMITED, _POLISH_FREE, _POLISH_ACTIONS = 0.6, 0.2, 3000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -170,7 +170,7 @@ def _search(problem: _Problem, clock: Clock) -> tuple[Orders, list[tuple[float, 
         best.take(orders)
         candidates.append(orders)
     pool = list(_drafts(problem))
-    budget = max(0.0, clock.left_s) * (1 - _polish_share(problem, max(len(draft.place) for draft in pool)))
+    budget = max(0.0, clock.left_s) * (1 - _polish_share(problem))
     # All kinds of drafts for a short time, the best of them anew and for longer, the very best cooler; then orders.
     for round_, (keep, repeats, share, heat) in enumerate(_ROUNDS):
         pool = sorted(pool, key=lambda draft: draft.step)[: keep or len(pool)]
@@ -203,10 +203,10 @@ def _search(problem: _Problem, clock: Clock) -> tuple[Orders, list[tuple[float, 
     return best.orders, best.progress
 
 
-def _polish_share(problem: _Problem, stages: int) -> float:
+def _polish_share(problem: _Problem) -> float:
     """Which share of the time goes to orders of their own."""
     most = _POLISH_LIMITED if np.isfinite(problem.limits).all() else _POLISH_FREE
-    return most * min(1.0, _POLISH_ACTIONS / (3 * stages * problem.microbatches))
+    return most * min(1.0, _POLISH_ACTIONS / (6 * problem.ranks * problem.microbatches))
 
 
 def _published(problem: _Problem) -> Iterator[Orders]:

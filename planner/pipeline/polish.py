@@ -11,7 +11,7 @@ from .orders import Clock, Orders, improve
 __all__ = ["polish"]
 
 # How many plans go on, the share of the time, and the temperature as a share of the step time.
-_ROUNDS = ((5, 0.35, 0.006), (2, 0.35, 0.008), (2, 0.3, 0.003))
+_ROUNDS = ((6, 0.35, 0.006), (3, 0.4, 0.008), (1, 0.25, 0.003))
 _CUT_SHARE, _MEAN_WEIGHT = 0.1, 0.3
 # Actions evaluated per second and moves of the first run, which says more.
 _RATE, _FIRST = 5e7, 500
