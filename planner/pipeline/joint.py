@@ -26,8 +26,9 @@ __all__ = ["tune_profile"]
 _ZOO = ("1f1b", "interleaved:2", "interleaved:4", "zb-h1", "zb-h2", "zb-v", "v-half", "v-min", "dualpipev")
 _STAGES_PER_RANK = (1, 1.5, 2, 3, 4)
 # How many drafts go on (0: all), how often each is run, the share of the time, and the temperature as a share of the
-# bound.
-_ROUNDS = ((0, 1, 0.3, 0.004), (4, 2, 0.4, 0.006), (2, 2, 0.3, 0.003))
+# bound: where memory is short, and where there is no limit.
+_ROUNDS_LIMITED = ((0, 1, 0.3, 0.004), (4, 2, 0.4, 0.006), (2, 2, 0.3, 0.003))
+_ROUNDS_FREE = ((0, 1, 0.15, 0.006), (4, 2, 0.4, 0.01), (3, 2, 0.45, 0.006))
 # Orders of their own pay where memory is short (without a limit the lists are nearly as good) and moves are cheap: the
 # share of the time that they get at most, and the actions for which they get that much.
 _POLISH_LIMITED, _POLISH_FREE, _POLISH_ACTIONS = 0.6, 0.2, 3000
@@ -46,6 +47,11 @@ class _Problem:
     limits: np.ndarray
     bound: float
     seed: int
+
+    @property
+    def limited(self) -> bool:
+        """Whether every rank has a memory limit."""
+        return bool(np.isfinite(self.limits).all())
 
     def arrays(self, cuts: Sequence[int], placement: Sequence[int]) -> Arrays:
         """Costs of the stages that `cuts` make on the ranks of `placement`."""
@@ -172,7 +178,7 @@ def _search(problem: _Problem, clock: Clock) -> tuple[Orders, list[tuple[float, 
     pool = list(_drafts(problem))
     budget = max(0.0, clock.left_s) * (1 - _polish_share(problem))
     # All kinds of drafts for a short time, the best of them anew and for longer, the very best cooler; then orders.
-    for round_, (keep, repeats, share, heat) in enumerate(_ROUNDS):
+    for round_, (keep, repeats, share, heat) in enumerate(_ROUNDS_LIMITED if problem.limited else _ROUNDS_FREE):
         pool = sorted(pool, key=lambda draft: draft.step)[: keep or len(pool)]
         runs = [(draft, repeat) for repeat in range(repeats) for draft in pool]
         until = clock.left_s - share * budget
@@ -205,7 +211,7 @@ def _search(problem: _Problem, clock: Clock) -> tuple[Orders, list[tuple[float, 
 
 def _polish_share(problem: _Problem) -> float:
     """Which share of the time goes to orders of their own."""
-    most = _POLISH_LIMITED if np.isfinite(problem.limits).all() else _POLISH_FREE
+    most = _POLISH_LIMITED if problem.limited else _POLISH_FREE
     return most * min(1.0, _POLISH_ACTIONS / (6 * problem.ranks * problem.microbatches))
 
 
