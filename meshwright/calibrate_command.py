@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import os
 import sys
+from pathlib import Path
 from typing import Any, TextIO
 
 import click
 import msgspec
 
 from .cli_output import progress_line, put_json, put_text
+from .plans import RequestError
 
 __all__ = ["calibrate_command"]
 
@@ -45,6 +48,10 @@ def calibrate_command(
     """
     from .planner.calibrate import calibrate, report_text, residuals_svg, write_text
 
+    for option, path in (("--output", output), ("--plot", plot)):
+        # Minutes of measuring are not to be lost at the end.
+        if path is not None and (Path(path).is_dir() or not os.access(Path(path).absolute().parent, os.W_OK)):
+            raise RequestError(f"'{option}' must be a file that can be written, got {path[:200]}; name another one")
     with progress_line(sys.stderr) as on_progress:
         found = calibrate(
             sheet=sheet,

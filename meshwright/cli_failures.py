@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any, TextIO
 
 from .cli_output import Usage, put_json, put_text
-from .plans import RequestError
+from .plans import Infeasible, RequestError
 
 __all__ = ["simulate_failures"]
 
 _DAY_S = 86400.0
+_MOST_WEEKS = 520
 
 
 def simulate_failures(
@@ -33,13 +33,18 @@ def simulate_failures(
     unknown = [name for name in names if name not in POLICY_NAMES]
     if unknown:
         raise RequestError(f"'--policies' must be of {', '.join(POLICY_NAMES)}, got {unknown[0][:60]!r}")
-    if not 0 < weeks < math.inf:
-        raise RequestError(f"'--weeks' must be a number above 0, got {weeks}")
+    if not 0 < weeks <= _MOST_WEEKS:
+        raise RequestError(f"'--weeks' must be above 0 and at most {_MOST_WEEKS} (ten years), got {weeks:g}")
     job = load_job(job_text, spares=spares)
     rates = Rates.load(rates_name, slow=slow)
     span_s = weeks * 7 * _DAY_S
     events = events_of(job, rates, span_s, seed)
     lives = compared(job, rates, events, span_s, names)
+    if all(life.goodput == 0.0 for life in lives):
+        raise Infeasible(
+            f"'--failures' must be a job that runs while nothing is broken, got {job_text[:60]}, which no policy could "
+            "run: it does not fit the memory of its devices; use more of them"
+        )
     counts = {
         "dead": sum(event.speed == 0 and bool(event.devices) for event in events),
         "slow": sum(event.speed > 0 for event in events),

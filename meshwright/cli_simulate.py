@@ -20,7 +20,27 @@ if TYPE_CHECKING:
 __all__ = ["simulate_command"]
 
 _COUNT = click.IntRange(min=1, max=2**20)
-_NUMBER = click.FloatRange(min=0, max=1e18)
+# A click range lets nan pass, since it is on neither side of its ends.
+_LARGEST = 1e15
+# Stages of a schedule that one command draws and searches.
+_MOST_ACTIONS = 2**16
+
+
+class _Number(click.FloatRange):
+    """A number from 0 to 1e15, and not nan."""
+
+    def __init__(self) -> None:
+        super().__init__(min=0, max=_LARGEST)
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """The number; click's own error for anything else."""
+        found = super().convert(value, param, ctx)
+        if isinstance(found, float) and math.isnan(found):
+            self.fail(f"must be a number from 0 to {_LARGEST:g}, got nan; leave it out for the default", param, ctx)
+        return found
+
+
+_NUMBER = _Number()
 
 
 @click.command("simulate")
@@ -88,7 +108,8 @@ def simulate_command(
     given = [one for one in (plan, profile, stage_costs) if one is not None]
     if len(given) != 1:
         raise RequestError(
-            f"'simulate' must have one of PLAN, --profile and --stage-costs, got {len(given)} of them; give one"
+            f"'simulate' must have one of PLAN, --profile, --stage-costs and --failures, got {len(given)} of them; "
+            "give one"
         )
     layers: LayerProfile | None = None
     if plan is not None:
@@ -108,7 +129,7 @@ def simulate_command(
     if as_json:
         put_json(stream, _object(found, layers, options["schedule"]))
     else:
-        put_text(stream, f"{schedule_text(timeline)}\n\n{_summary(found, layers)}")
+        put_text(stream, f"{schedule_text(timeline)}\n\n{_summary(found, layers, planned=plan is not None)}")
     return 0
 
 
@@ -122,7 +143,12 @@ def _from_plan(path: str, options: dict[str, Any]) -> Tuned:
     plan = Plan.load(path)
     if plan.pipeline is None:
         raise RequestError(f"'plan' must have a pipeline to be simulated, got {path} without; plan with --pipeline")
-    limit = _limit(options["memory"], None, None) if options["memory"] != "1f1b" else None
+    if options["memory"] is not None and (options["memory"] == "1f1b" or options["schedule"] != "auto"):
+        raise RequestError(
+            "'--memory' must be a number of bytes and come with --schedule auto for a plan, whose own schedule is "
+            "as it is"
+        )
+    limit = _limit(options["memory"], None, None)
     clock = _clock(options["time_limit"], 4.0, options["begin_s"])
     options["schedule"] = options["schedule"] or "the plan's"
     return simulate_plan(
@@ -161,6 +187,11 @@ def _from_profile(text: str, options: dict[str, Any]) -> tuple[Tuned, LayerProfi
     )
     ranks = _given("pp", options["pp"] or profile.ranks)
     microbatches = _given("microbatches", options["microbatches"] or profile.microbatches)
+    if ranks * microbatches > _MOST_ACTIONS:
+        raise RequestError(
+            f"'--pp' times '--microbatches' must be at most {_MOST_ACTIONS}, got {ranks} x {microbatches}; a schedule "
+            "repeats itself long before, use fewer micro-batches"
+        )
     memory = profile.one_f_one_b_memory(ranks, microbatches) if options["memory"] == "1f1b" else None
     found = simulate_profile(
         profile,
@@ -264,12 +295,17 @@ def _object(found: Tuned, layers: LayerProfile | None, name: str) -> dict[str, A
     }
 
 
-def _summary(found: Tuned, layers: LayerProfile | None) -> str:
+def _summary(found: Tuned, layers: LayerProfile | None, *, planned: bool) -> str:
     simulation = found.simulation
-    unit = f" {layers.unit}" if layers is not None and layers.unit else ""
+    unit = " s" if planned else f" {layers.unit}" if layers is not None and layers.unit else ""
+    # What comes after a rank's last action, reducing and updating, is in the step and in its bound.
+    after = [f"step            {simulation.step_time:.6g}{unit}"] if simulation.step_time > simulation.makespan else []
     lines = [
         f"makespan        {simulation.makespan:.6g}{unit}",
-        f"lower bound     {found.lower_bound:.6g} (gap {found.gap:.2%})",
+        *after,
+        f"lower bound     {found.lower_bound:.6g}{unit} (gap {found.gap:.2%} of these stages in their places)"
+        if planned
+        else f"lower bound     {found.lower_bound:.6g} (gap {found.gap:.2%})",
         f"bubble          {found.bubble_fraction:.2%}",
         f"peak memory     {' '.join(f'{peak:g}' for peak in simulation.peak_memory)}"
         + ("" if found.limits is None else f" of {max(found.limits):g}{'' if found.fits else ', too much'}"),

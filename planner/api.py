@@ -167,6 +167,8 @@ def plan(
         request["loss"] = loss or default_loss
         degrees = {"pipeline": 1 if pipeline is None else pipeline, "microbatches": microbatches or "auto"}
         return choose_degrees(model, args, kwargs or {}, schedule=schedule, **degrees, **request)
+    if schedule != "auto":
+        raise RequestError(f"'schedule' must come with 'pipeline' or 'microbatches', got {schedule!r} alone; add one")
     prepared, solution = plan_draft(model, args, kwargs, warm=warm, cache=cache, **request)
     return prepared.write(solution)
 

@@ -97,6 +97,11 @@ def degrees_to_try(
     """All degrees that use the whole cluster and cut the batch evenly. RequestError when there are none."""
     size, found = cluster.size, 0
     ranks = [pipeline] if pipeline != "auto" else [p for p in range(1, min(size, _MOST_RANKS) + 1) if size % p == 0]
+    if ranks[0] < 1 or size % ranks[0]:
+        fitting = [p for p in range(1, size + 1) if size % p == 0]
+        raise RequestError(
+            f"'pipeline' must divide the cluster's {size} devices, got {pipeline}; use one of {fitting[:12]}"
+        )
     for p in ranks:
         if p < 1 or size % p or (mesh is not None and p * mesh.size != size):
             continue
@@ -105,11 +110,15 @@ def degrees_to_try(
             for grid in meshes:
                 found += 1
                 yield Degrees(pipeline=p, mesh=grid, microbatches=count)
-    if not found:
-        told = f"pipeline {pipeline}, mesh {mesh or 'any'}, {microbatches} micro-batches"
+    if not found and mesh is not None and all(p * mesh.size != size for p in ranks):
         raise RequestError(
-            f"'pipeline' times the devices of 'mesh' must be the cluster's {size}, and 'microbatches' divide the batch "
-            f"of {batch}; got {told}"
+            f"'mesh' is that of one pipeline rank and must have {size} / pipeline devices, got {mesh} with a "
+            f"pipeline of {pipeline}; leave the mesh out or change one of them"
+        )
+    if not found:
+        fitting = [n for n in range(1, batch + 1) if batch % n == 0]
+        raise RequestError(
+            f"'microbatches' must divide the batch of {batch}, got {microbatches}; use one of {fitting[:12]}"
         )
 
 

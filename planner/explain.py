@@ -131,8 +131,9 @@ def draft_of(
     options = plan.options
     if plan.pipeline is not None:
         raise RequestError(
-            f"'plan' must have no pipeline to be solved again in part, got one of {plan.pipeline.ranks} ranks and "
-            f"{plan.pipeline.microbatches} micro-batches; ask about a plan of one micro-batch, made without --pipeline"
+            f"'plan' must have no pipeline to be explained, priced anew or adapted, got one of {plan.pipeline.ranks} "
+            f"ranks and {plan.pipeline.microbatches} micro-batches; ask about a plan of one micro-batch, made without "
+            "--pipeline"
         )
     return draft(
         model,

@@ -272,4 +272,4 @@ def _cost(found: Replacement, horizon_s: float | None) -> tuple[float, float]:
 
 
 def _named(plan: Plan) -> str:
-    return str(plan.mesh) if plan.pipeline is None else f"{plan.pipeline.ranks} x {plan.mesh}"
+    return str(plan.mesh) if plan.pipeline is None else f"{plan.pipeline.ranks} ranks of {plan.mesh}"

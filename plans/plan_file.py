@@ -199,7 +199,9 @@ def _value_at(data: bytes, key: str) -> str:
 
 def _message(key: str, rule: str, value: str, where: str) -> str:
     subject = f"plan key '{_clean(key)}'" if key else "plan file"
-    return f"{subject} must {_clean(rule)}, got {_clean(value)}; in {_clean(where)}; {_WAY_OUT}"
+    # A pipeline's own message draws the grid of its actions.
+    got = "\n".join(_clean(line) for line in value.split("\n")[:40]) if key == "pipeline" else _clean(value)
+    return f"{subject} must {_clean(rule)}, got {got}; in {_clean(where)}; {_WAY_OUT}"
 
 
 def _clean(text: str) -> str:

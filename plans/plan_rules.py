@@ -87,6 +87,23 @@ def _check_pipeline(plan: Plan) -> None:
         plan.pipeline.check()
     except RequestError as error:
         raise PlanRuleError("pipeline", "be a pipeline that can run", str(error)) from None
+    firsts = [stage.first for stage in plan.pipeline.stages]
+    for index, first in enumerate(firsts):
+        if first in firsts[:index] or not (_begins(plan, first) if first else index == 0):
+            rule = "name an op or module of the plan, each once, the first stage none"
+            raise PlanRuleError(f"pipeline.stages[{index}].first", rule, first)
+
+
+def _begins(plan: Plan, first: str) -> bool:
+    """Whether an op of the plan has this name or lies in the module of this path. Of one of several results of an op,
+    which no entry stands for, only the module is known."""
+    path, mark, op = first.partition("::")
+    wanted = path if op.startswith("getitem.") else first
+    names = {wanted}
+    for stamp in plan.model.stamps():
+        if stamp.number(f"{wanted}.") is not None:
+            names.add(stamp.stamped(wanted if mark and wanted is first else f"{wanted}.").removesuffix("."))
+    return any(node.name == n or node.name.startswith((f"{n}.", f"{n}::")) for n in names for node in plan.nodes)
 
 
 def _check_blocks(plan: Plan) -> None:

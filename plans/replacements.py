@@ -42,13 +42,14 @@ class Replacement(Struct, frozen=True, kw_only=True):
     def __str__(self) -> str:
         lines = [
             f"mesh            {self.plan.mesh} on {len(self.devices)} devices"
+            + ("" if self.plan.pipeline is None else f", {self.plan.pipeline.ranks} pipeline ranks of that mesh")
             + (f"; {len(self.idle)} that live are left out: {_listed(self.idle)}" if self.idle else ""),
             f"predicted step  {seconds_words(self.step_time_s)}",
             f"to move         {bytes_words(self.migration_bytes)} in {seconds_words(self.migration_s)}",
         ]
         if self.missing_bytes:
             lines.append(f"from checkpoint {bytes_words(self.missing_bytes)} that no living device holds")
-        lines.append("tried           " + ", ".join(f"{mesh} {seconds_words(s)}" for mesh, s in self.tried))
+        lines.append("tried           " + ", ".join(f"{mesh} ({seconds_words(s)})" for mesh, s in self.tried))
         return "\n".join(lines)
 
 

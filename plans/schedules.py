@@ -47,6 +47,12 @@ class Schedule:
                 if action.is_compute:
                     self._check_action(rank, action, done)
         found = Counter(action for actions in self.actions for action in actions if action.is_compute)
+        extra = next((a for a in found if a.microbatch is None or not 0 <= a.microbatch < self.microbatches), None)
+        if extra is not None:
+            raise RequestError(
+                f"'schedule' must do micro-batches 0 to {self.microbatches - 1}, got {extra}; "
+                "'microbatches' and the rows must agree"
+            )
         for stage in range(self.stages):
             for microbatch in range(self.microbatches):
                 forward, whole, split, weight = (found[Action(stage, kind, microbatch)] for kind in "FBIW")

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from meshwright import cli
@@ -160,7 +161,12 @@ def test_a_profile_is_searched_and_replayed(run: Run, profile: str, tmp_path: Pa
 @pytest.mark.parametrize(
     ("arguments", "code", "message"),
     [
-        ((), 2, "one of PLAN, --profile and --stage-costs"),
+        ((), 2, "one of PLAN, --profile, --stage-costs and --failures"),
+        (("--profile", "{}:small", "--overhead", "nan"), 2, "must be a number from 0"),
+        (("--profile", "{}:small", "--tick", "nan"), 2, "must be a number from 0"),
+        (("--profile", "{}:small", "--delay", "nan", "--json"), 2, "must be a number from 0"),
+        (("--profile", "{}:small", "--pp", "4", "--microbatches", "1048576"), 2, "must be at most 65536"),
+        (("--failures", "llama2-13b:4x16x4", "--weeks", "1e9"), 2, "ten years"),
         (("--profile", "missing.json"), 2, "must be a JSON file"),
         (("--profile", "{}:small"), 2, "'--pp' must be given"),
         (("--profile", "{}:small", "--pp", "2", "--microbatches", "2", "--schedule", "zb"), 2, "must be one of gpipe"),
@@ -193,5 +199,7 @@ def test_a_plan_is_simulated_by_its_own_schedule_or_another() -> None:
     assert row["auto"].simulation.step_time <= row["own"].simulation.step_time
     with pytest.raises(RequestError, match="'--schedule' must have as many stages as the plan"):
         simulate_plan(pipeline, "interleaved:2", memory_limit=None, clock=Clock(limit_s=1.0))
+    with pytest.raises(RequestError, match="must do micro-batches 0 to 1, got 0F2"):
+        msgspec.structs.replace(pipeline, microbatches=2).check()
     with pytest.raises(RequestError, match="must have the costs of its stages"):
         simulate_plan(Pipeline.of(("", "b"), pipeline.order), None, memory_limit=None, clock=Clock(limit_s=1.0))

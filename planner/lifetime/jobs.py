@@ -97,7 +97,8 @@ def load_job(text: str, *, spares: int = 0) -> Job:
         return transformer_job(match.group(1), tensor=tensor, replicas=replicas, stages=stages, spares=spares)
     if not text.endswith(".json"):
         raise RequestError(
-            f"'--failures' must be MODEL:TPxDPxPP, e.g. llama2-13b:4x2x4, or a .json file, got {text[:100]!r}"
+            f"'--failures' must be MODEL:TPxDPxPP with at most 999, 999 and 9999, e.g. llama2-13b:4x2x4, or a "
+            f".json file, got {text[:100]!r}"
         )
     try:
         given = msgspec.json.decode(Path(text).read_bytes(), type=dict[str, Any])

@@ -16,6 +16,8 @@ __all__ = ["LayerProfile", "StageRow", "equal_cuts", "load_profile", "load_stage
 
 _EMBEDDING, _HEAD = "E", "L"
 _KINDS = ("F", "B", "W")
+# As in plan files: sums of larger numbers would lose what they are made of.
+_LARGEST = 1e15
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -239,8 +241,8 @@ def _unit_cost(entry: dict[str, Any], symbol: str, text: str) -> tuple[float, fl
 
 
 def _number(value: Any, text: str) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < math.inf:
-        raise RequestError(f"'cost' must be a number of at least 0, got {value!r} in {text}")
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= _LARGEST:
+        raise RequestError(f"'cost' must be a number from 0 to {_LARGEST:g}, got {value!r} in {text}; mend the file")
     return float(value)
 
 

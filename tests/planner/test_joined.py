@@ -6,6 +6,7 @@ import itertools
 import random
 from typing import Any, Literal
 
+import msgspec
 import pytest
 from torch import nn
 
@@ -17,7 +18,7 @@ from meshwright.planner.pipelined import Degrees, joined_draft, solve_joined
 from meshwright.planner.shares import shares_of
 from meshwright.planner.staging import balanced_cuts
 from meshwright.planner.units import units_of
-from meshwright.plans import Cluster, Infeasible, Mesh, Plan, RequestError
+from meshwright.plans import Cluster, Infeasible, Mesh, Plan, PlanError, RequestError
 from meshwright.specs import load_spec
 
 CLUSTER = Cluster.parse("h100-sxm:8")
@@ -98,6 +99,11 @@ def test_a_pipeline_is_written_read_and_bounded() -> None:
     made = joined(Degrees(pipeline=2, mesh=Mesh.parse("2"), microbatches=4)).plan()
     assert Plan.from_bytes(made.to_bytes()) == made
     assert made.pipeline is not None
+    for wrong in ("layers.6", "nowhere", ""):
+        stages = (made.pipeline.stages[0], msgspec.structs.replace(made.pipeline.stages[1], first=wrong))
+        pipeline = msgspec.structs.replace(made.pipeline, stages=(*stages, *made.pipeline.stages[2:]))
+        with pytest.raises(PlanError, match=r"pipeline.stages\[1\].first"):
+            msgspec.structs.replace(made, pipeline=pipeline).to_bytes()
     assert made.pipeline.ranks == 2
     assert made.pipeline.microbatches == 4
     assert 0 < made.solver.bound_s <= made.predicted.step_time_s
@@ -107,7 +113,7 @@ def test_a_pipeline_is_written_read_and_bounded() -> None:
 def test_a_pipeline_that_does_not_fit_says_by_how_much() -> None:
     degrees = Degrees(pipeline=2, mesh=Mesh.parse("2"), microbatches=4)
     with pytest.raises(Infeasible, match="'memory_limit_bytes' must leave a plan of 2 x 2, 4 micro-batches"):
-        joined(degrees, memory_limit_bytes=100_000)
+        joined(degrees, memory_limit_bytes=100_000, recompute="pointwise")
 
 
 def test_degrees_use_all_devices_and_divide_the_batch() -> None:
@@ -116,10 +122,15 @@ def test_degrees_use_all_devices_and_divide_the_batch() -> None:
     assert all(one.devices == 8 and 16 % one.microbatches == 0 for one in tries)
 
 
-@pytest.mark.parametrize(("pipeline", "mesh", "count"), [(3, None, "auto"), (2, "8", 2), (2, "4", 3), (0, None, 1)])
-def test_degrees_that_leave_devices_or_samples_over_are_refused(pipeline: int, mesh: str | None, count: Any) -> None:
+@pytest.mark.parametrize(
+    ("pipeline", "mesh", "count", "what"),
+    [(3, None, "auto", "pipeline"), (2, "8", 2, "mesh"), (2, "4", 3, "microbatches"), (0, None, 1, "pipeline")],
+)
+def test_degrees_that_leave_devices_or_samples_over_are_refused(
+    pipeline: int, mesh: str | None, count: Any, what: str
+) -> None:
     grid = None if mesh is None else Mesh.parse(mesh)
-    with pytest.raises(RequestError, match="'pipeline' times the devices"):
+    with pytest.raises(RequestError, match=f"'{what}'"):
         list(degrees_to_try(CLUSTER, 16, pipeline=pipeline, mesh=grid, microbatches=count))
 
 
