@@ -26,6 +26,10 @@ __all__ = ["Known", "refuse_hopeless", "solve_within", "within_rooms"]
 _COUNTS = 10
 # Plans met that are counted when none of the solutions fits.
 _COUNTED = 24
+# Searches after the time is up begin no later than this share of it: what was met is counted instead.
+_GRACE = 1.25
+# Seconds, at least, for counting them.
+_LEAST_S = 5.0
 # An estimate that is over the limit by this factor, or under it, needs no count.
 _OVER, _UNDER = 1.1, 0.5
 
@@ -62,7 +66,10 @@ def solve_within(
     moment = int(np.argmax(least))
     refuse_hopeless(float(least[moment]), prepared.timeline.at(moment), prepared.limit, prepared.formulation.mesh)
     for _ in range(_COUNTS):
-        left = max(1.0, time_limit_s - (time.perf_counter() - began))
+        spent = time.perf_counter() - began
+        if search.free is not None and spent > _GRACE * time_limit_s:
+            break
+        left = max(1.0, time_limit_s - spent)
         try:
             solution = within_rooms(
                 prepared, search.rooms, left, search.known, gap=gap, solver=solver, on_progress=on_progress
@@ -75,7 +82,7 @@ def solve_within(
                 return search.told(solution, time.perf_counter() - began)
             if solution.status == "interrupted":
                 raise KeyboardInterrupt
-    if (fitting := search.fitting()) is not None:
+    if (fitting := search.fitting(max(_LEAST_S, time_limit_s / 4))) is not None:
         return search.told(fitting, time.perf_counter() - began)
     raise search.infeasible()
 
@@ -148,13 +155,17 @@ class _Search:
         self.share = (self.low + self.high) / 2 if math.isfinite(self.high) else 1.0
         self.rooms = float(self.prepared.limit) - self.share * self.missed
 
-    def fitting(self) -> Solution | None:
-        """The fastest of the plans met that fits by the count; its gap is to the bound of the search without limit."""
+    def fitting(self, seconds_left: float) -> Solution | None:
+        """The fastest of the plans met that fits by the count, as far as they are counted in so many seconds; its gap
+        is to the bound of the search without limit."""
         if self.free is None:
             return None
+        until = time.perf_counter() + seconds_left
         problem, limit = self.prepared.formulation.problem, self.prepared.limit
         seconds = {plan: evaluate(problem, plan) for plan in self.met}
         for plan in sorted(seconds, key=seconds.__getitem__)[:_COUNTED]:
+            if time.perf_counter() > until:
+                break
             value = seconds[plan]
             gap = max(0.0, value - self.free.bound_s) / value
             found = replace(self.free, choices=plan, objective_s=value, gap=gap, status="feasible", others=())

@@ -8,6 +8,7 @@ change to it included.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -34,6 +35,8 @@ LossFunction = Callable[[Any], torch.Tensor]
 
 # Meshes that are solved at most, those of most speed first.
 _TRIED = 4
+# Seconds, at least, for the search of one mesh.
+_LEAST_S = 3.0
 # What a step is not: perfectly divided. A mesh is not tried where even so it would be slower than one found.
 _OPTIMISM = 0.9
 
@@ -78,6 +81,7 @@ def replan(
     model, ...  as for `plan`, the whole batch: it stays the same, and so does what a step computes
     horizon_s   seconds to the next failure; a plan whose switch takes longer than it gains in that time is not taken
     tries       how many meshes are solved for at most
+    time_limit_s    for all of them; the search of one gets half of what is left, so a first plan is there early
 
     Infeasible names each mesh that was tried and why it does not do.
     """
@@ -94,12 +98,18 @@ def replan(
         )
     found: list[Replacement] = []
     refused: list[str] = []
+    until = time.perf_counter() + time_limit_s
     for choice in choices[:tries]:
         perfect = plan.predicted.compute_s * size / choice.rate * _OPTIMISM
         if found and perfect > min(one.step_time_s for one in found):
             break
+        left = until - time.perf_counter()
+        if found and left <= 0:
+            break
+        # Both ways to recompute may be searched for one mesh.
+        share = max(_LEAST_S, left / 4)
         try:
-            made = _solved(plan, choice, model, args, kwargs, loss=loss, rules=rules, time_limit_s=time_limit_s)
+            made = _solved(plan, choice, model, args, kwargs, loss=loss, rules=rules, time_limit_s=share)
         except Infeasible as error:
             refused.append(f"{choice.name}: {error}")
             continue
