@@ -23,7 +23,7 @@ from .api import Draft, draft
 from .fitting import Known, within_rooms
 from .pipeline import Clock
 from .problem import Solution
-from .shares import Shares, shares_of
+from .shares import shares_of
 from .staging import Staged, stage_units
 from .units import units_of
 from .write import write_plan
@@ -60,7 +60,6 @@ class Joined:
     degrees: Degrees
     prepared: Draft
     solution: Solution
-    shares: Shares
     staged: Staged
     bound_s: float
 
@@ -133,9 +132,7 @@ def solve_joined(
         search = Clock(limit_s=min(_DRAFT_S, max(0.5, 0.1 * clock.left_s)))
         staged = stage_units(units, ranks, count, send_s=send_s, limit=limit, schedule=schedule, clock=search)
         if staged.peak_bytes <= limit:
-            return Joined(
-                degrees=degrees, prepared=prepared, solution=solution, shares=shares, staged=staged, bound_s=bound
-            )
+            return Joined(degrees=degrees, prepared=prepared, solution=solution, staged=staged, bound_s=bound)
         over = staged.peak_bytes - limit
         failed = Infeasible(f"the fullest device takes {over} bytes too much")
         too_much = min(too_much, room)

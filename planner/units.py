@@ -42,8 +42,7 @@ class Unit:
 
     first           the op or module it begins with
     forward_s, input_s, weight_s     F, I and W
-    saved_bytes     what it keeps from its F to its B, its received inputs included
-    kept_bytes      what of that, and what I leaves for W, is there between I and W
+    saved_bytes     what it keeps from its F to its W (or B), its received inputs included
     forward_bytes, backward_bytes    the most beside parameters, gradients and optimizer within F and within B
     sent_bytes      what it hands to the next unit
     fresh_bytes     gradients that its B makes beside those added up before; 0 where there is one micro-batch
@@ -57,7 +56,6 @@ class Unit:
     input_s: float
     weight_s: float
     saved_bytes: int
-    kept_bytes: int
     forward_bytes: int
     backward_bytes: int
     sent_bytes: int
@@ -183,7 +181,7 @@ def _unit(
     return _with_memory(
         Unit(
             first=first, forward_s=forward, input_s=backward, weight_s=weight,
-            saved_bytes=0, kept_bytes=0, forward_bytes=0, backward_bytes=0, sent_bytes=_sent(stage, find, mesh),
+            saved_bytes=0, forward_bytes=0, backward_bytes=0, sent_bytes=_sent(stage, find, mesh),
             fresh_bytes=0, parameters_bytes=0, gradients_bytes=0, optimizer_bytes=0, step_bytes=0,
             step_s=sum(s for name, s in steps.items() if name in walked.parameters),
         ),
@@ -213,7 +211,6 @@ def _with_memory(
     return replace(
         unit,
         saved_bytes=saved,
-        kept_bytes=saved,
         forward_bytes=int(max((m.peak.sum() for m in walked.forward), default=held)) - held,
         backward_bytes=int(max(backward, default=held)) - held,
         fresh_bytes=added if accumulates else 0,

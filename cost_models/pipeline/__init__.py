@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from .costs import StageCosts
 from .critical_path import CriticalPath
-from .planned import planned_costs, simulate_planned
+from .planned import planned_costs
 from .simulate import Bubble, Simulation, simulate
 
-__all__ = ["Bubble", "CriticalPath", "Simulation", "StageCosts", "planned_costs", "simulate", "simulate_planned"]
+__all__ = ["Bubble", "CriticalPath", "Simulation", "StageCosts", "planned_costs", "simulate"]

@@ -1,15 +1,13 @@
-"""The pipeline of a plan as the simulator takes it."""
+"""The stages of a plan's pipeline as the simulator takes them."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ...plans import RequestError
-from ...plans.pipelines import Pipeline, StageCost
+from ...plans.pipelines import StageCost
 from .costs import StageCosts
-from .simulate import Simulation, simulate
 
-__all__ = ["planned_costs", "simulate_planned"]
+__all__ = ["planned_costs"]
 
 
 def planned_costs(costs: Sequence[StageCost]) -> StageCosts:
@@ -27,11 +25,3 @@ def planned_costs(costs: Sequence[StageCost]) -> StageCosts:
         boundary_bytes=tuple(cost.send_s for cost in costs[:-1]),
         bandwidth=1.0,
     ).complete()
-
-
-def simulate_planned(pipeline: Pipeline) -> Simulation:
-    """The pipeline's own schedule at its own costs, in seconds and bytes; RequestError where nobody priced it."""
-    costs = [stage.cost for stage in pipeline.stages]
-    if any(cost is None for cost in costs):
-        raise RequestError("'pipeline' must have the costs of its stages to be simulated, got none; plan it again")
-    return simulate(pipeline.order, planned_costs([cost for cost in costs if cost is not None]))
