@@ -11,26 +11,29 @@ import re
 from collections.abc import Mapping
 
 from .collectives import axis_collective_s
-from .repricing import Priced, Refused, positive, source_name
+from .repricing import Priced, Refused, positive, source_name, whole
 from .systems import System, find_system, wired_collective_s
 
 __all__ = ["COLUMNS", "price_collective"]
 
-COLUMNS = frozenset({"collective", "system", "payload_bytes"})
+COLUMNS = frozenset({"collective", "system"})
 
 _ASYMPTOTE_BYTES = 16 * 2**30  # a row with a bandwidth and no payload speaks of large messages
 _KINDS = {
-    "all_reduce": "all_reduce",
-    "all_gather": "all_gather",
-    "all_gather_into_tensor": "all_gather",
-    "all_gather_into_tensor_out": "all_gather",
-    "reduce_scatter": "reduce_scatter",
-    "reduce_scatter_tensor": "reduce_scatter",
-    "all_to_all": "all_to_all",
-    "all_to_all_single": "all_to_all",
+    "allreduce": "all_reduce",
+    "allgather": "all_gather",
+    "allgatherintotensor": "all_gather",
+    "allgatherintotensorout": "all_gather",
+    "reducescatter": "reduce_scatter",
+    "reducescattertensor": "reduce_scatter",
+    "alltoall": "all_to_all",
+    "alltoallsingle": "all_to_all",
     "broadcast": "broadcast",
+    "bcast": "broadcast",
     "p2p": "point_to_point",
-    "p2p_unidir": "point_to_point",
+    "p2punidir": "point_to_point",
+    "pointtopoint": "point_to_point",
+    "sendrecv": "point_to_point",
 }
 
 
@@ -39,19 +42,19 @@ def price_collective(number: int, row: Mapping[str, str], systems: tuple[System,
     named = row["system"]
     if "not named" in named.lower():
         return Refused(row=number, reason="the device is not named")
-    system, kind = find_system(systems, named), _KINDS.get(row["collective"].strip().lower())
+    system, kind = find_system(systems, named), _KINDS.get(_plain(row["collective"]))
     if system is None:
         return Refused(row=number, reason=f"no device sheet for {named!r}")
     if kind is None:
         return Refused(row=number, reason=f"no price for the collective {row['collective']!r}")
     devices = _devices(row, kind)
-    if devices is None or devices < 2:
-        return Refused(row=number, reason="it says neither n_gpus nor both bandwidths")
-    size = positive(row["payload_bytes"])
+    if devices is None or not 2 <= devices <= 2**20:
+        return Refused(row=number, reason="it says neither n_gpus (2 to 2**20) nor both bandwidths")
+    size = positive(row.get("payload_bytes"))
     published = _published_s(row, kind, devices, size or _ASYMPTOTE_BYTES)
     if published is None:
         return Refused(row=number, reason="it must say a payload and a time, latency or bandwidth")
-    nodes = int(positive(row.get("n_nodes", "")) or math.ceil(devices / system.devices_per_node))
+    nodes = whole(row.get("n_nodes")) or math.ceil(devices / system.devices_per_node)
     if nodes * system.devices_per_node < devices:
         return Refused(row=number, reason=f"{devices} devices do not fit on {nodes} nodes of {system.devices_per_node}")
     predicted = _predicted_s(system, kind, size or _ASYMPTOTE_BYTES, devices, nodes, named)
@@ -63,6 +66,11 @@ def price_collective(number: int, row: Mapping[str, str], systems: tuple[System,
         kind=kind + (size_kind or (" bandwidth" if size is None else "")), evidence=row.get("evidence", "measured"),
         published_s=published, predicted_s=predicted, group=(named, kind, devices),
     )  # fmt: skip
+
+
+def _plain(name: str) -> str:
+    """A collective's name without what tools put around it."""
+    return re.sub(r"(_perf|_bench)$|[-_ ]", "", re.sub(r"^(nccl|rccl|c10d)[-_.: ]+", "", name.strip().lower()))
 
 
 def _predicted_s(system: System, kind: str, size: float, devices: int, nodes: int, named: str) -> float | None:
@@ -81,9 +89,8 @@ def _crossing(kind: str, devices: int) -> float:
 
 
 def _devices(row: Mapping[str, str], kind: str) -> int | None:
-    stated = positive(row.get("n_gpus", ""))
-    if stated is not None:
-        return int(stated)
+    if row.get("n_gpus", "").strip():
+        return whole(row["n_gpus"])
     alg, bus = positive(row.get("algbw_GBps", "")), positive(row.get("busbw_GBps", ""))
     if alg is None or bus is None or kind != "all_reduce" or not 1 < bus / alg < 2:
         return None
@@ -94,6 +101,8 @@ def _published_s(row: Mapping[str, str], kind: str, devices: int, size: float) -
     time, bus, alg = (positive(row.get(key, "")) for key in ("time_us", "busbw_GBps", "algbw_GBps"))
     if time is not None:
         return time * 1e-6
+    if positive(row.get("time_ms")) is not None:
+        return (positive(row["time_ms"]) or 0.0) * 1e-3
     if alg is not None and alg >= 1:
         return size / (alg * 1e9)
     if bus is not None:

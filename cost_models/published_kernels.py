@@ -15,7 +15,7 @@ from .systems import System, find_system
 
 __all__ = ["COLUMNS", "price_kernel"]
 
-COLUMNS = frozenset({"kind", "gpu", "impl", "shape", "tflops"})
+COLUMNS = frozenset({"kind", "gpu", "shape"})
 
 _TOKENS = 16384  # the FlashAttention benchmark keeps batch x sequence at 16k and heads x head size at 2048
 _HIDDEN = 2048

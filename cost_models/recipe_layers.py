@@ -104,9 +104,11 @@ def _attention(model: Transformer, recipe: Recipe, count: int) -> Block:
     tokens, tp, width = recipe.tokens, recipe.tp, model.heads * model.head_dim
     sequences = tokens * recipe.cp / recipe.seq_len
     if model.kv_rank:
+        asked = model.heads * (model.nope_dim + model.rope_dim) / tp
+        first = model.q_rank or asked  # small models have no latent of their queries
         products = (
-            Product(m=tokens, n=model.q_rank + model.kv_rank + model.rope_dim, k=model.hidden),
-            Product(m=tokens, n=model.heads * (model.nope_dim + model.rope_dim) / tp, k=model.q_rank),
+            Product(m=tokens, n=first + model.kv_rank + model.rope_dim, k=model.hidden),
+            *((Product(m=tokens, n=asked, k=model.q_rank),) if model.q_rank else ()),
             Product(m=tokens, n=model.heads * (model.nope_dim + model.value_dim) / tp, k=model.kv_rank),
             Product(m=tokens, n=model.hidden, k=model.heads * model.value_dim / tp),
         )

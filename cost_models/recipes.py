@@ -18,6 +18,7 @@ import numpy as np
 
 from ..plans.errors import RequestError
 from .collectives import axis_collective_s
+from .devices import Device
 from .kernels import attention_s, gemm_s, memory_s
 from .links import AxisLink
 from .recipe_layers import Block, model_blocks
@@ -35,7 +36,8 @@ class Recipe:
     `shard` is 'none' (every replica whole), 'optimizer' (ZeRO-1), 'gradients' (ZeRO-2) or 'full' (ZeRO-3, FSDP) over
     the data-parallel devices; `recompute` is 'none', 'selective' or 'full'; `precision` a family of stacks.toml such as
     'bf16', 'fp8', 'mxfp8' or 'nvfp4'; `virtual` counts model chunks per stage; `async_tp` overlaps tensor-parallel
-    collectives with products where the stack can.
+    collectives with products where the stack can; with a `shard_group` weights are sharded over so many devices and
+    whole replicas of that are kept (HSDP).
     """
 
     devices: int
@@ -55,6 +57,7 @@ class Recipe:
     compiled: bool = False
     skip_mtp: bool = False
     micro_batches: int = 0
+    shard_group: int = 0
 
     def __post_init__(self) -> None:
         split = self.tp * self.pp * self.cp
@@ -75,7 +78,7 @@ class Recipe:
     @property
     def steps(self) -> int:
         """Micro-batches of one replica in one optimizer step."""
-        return self.micro_batches or max(1, self.global_batch // (self.dp * self.micro_batch))
+        return self.micro_batches or max(1, math.ceil(self.global_batch / (self.dp * self.micro_batch)))
 
     @property
     def tokens(self) -> float:
@@ -145,6 +148,7 @@ def _block_costs(block: Block, recipe: Recipe, system: System, stack: Stack) -> 
     """Forward and backward of one block, recomputation in the backward."""
     device = system.device
     family = stack.family(device.name, recipe.precision)
+    wide = 2.0 if family.dtype in ("float32", "tf32") else 1.0  # against the 16 bits that bytes are counted in
     products = np.zeros(2)
     for dtype, slow, rows in (
         (family.dtype, family.slowdown, [p for p in block.products if p.low_precision]),
@@ -152,8 +156,7 @@ def _block_costs(block: Block, recipe: Recipe, system: System, stack: Stack) -> 
     ):
         if not rows:
             continue
-        if dtype == "bfloat16" and "bfloat16" not in dict(device.peaks_flops_per_s):
-            dtype = "float16"
+        dtype = _sixteen_bits(device) if dtype == "bfloat16" else dtype
         m, n, k, b = (np.array([getattr(p, name) for p in rows], float) for name in ("m", "n", "k", "batch"))
         forward = gemm_s(device, m, n, k, batch=b, dtype=dtype)
         inputs, weights = gemm_s(device, m, k, n, batch=b, dtype=dtype), gemm_s(device, n, k, m, batch=b, dtype=dtype)
@@ -161,7 +164,7 @@ def _block_costs(block: Block, recipe: Recipe, system: System, stack: Stack) -> 
     attention = np.zeros(2)
     if block.attention is not None:
         shape = block.attention
-        dtype = "bfloat16" if "bfloat16" in dict(device.peaks_flops_per_s) else "float16"
+        dtype = family.dtype if wide > 1 else _sixteen_bits(device)
         kernel = stack.attention_kernel(device)
         slow = stack.attention_slowdown(device.name) * (1.0 + stack.cp_imbalance * (1.0 - 1.0 / recipe.cp))
         attention = block.attention_count * slow * np.array(
@@ -175,11 +178,12 @@ def _block_costs(block: Block, recipe: Recipe, system: System, stack: Stack) -> 
     moved = moved + block.fixed_bytes * np.array([1.0, 1.0])
     if family.dtype == "float8":
         moved = moved + family.cast_accesses * np.array([1.0, 2.0]) * block.cast_bytes
+    moved = wide * moved
     compute = products + attention + moved / device.memory_rate_bytes_per_s
     exposed = np.zeros(2)
     for part in block.collectives:
         axis = _axis(system, part.members, part.stride)
-        seconds = float(axis_collective_s(part.kind, part.size_bytes, axis)) * part.count
+        seconds = float(axis_collective_s(part.kind, wide * part.size_bytes, axis)) * part.count
         share = stack.async_tp if part.role == "tp" and recipe.async_tp else stack.exposed(part.role)
         exposed += np.array([part.forward, part.backward]) * seconds * share
     launch = block.kernels * (stack.compiled_launch_s if recipe.compiled else stack.launch_s)
@@ -191,6 +195,10 @@ def _block_costs(block: Block, recipe: Recipe, system: System, stack: Stack) -> 
         repeated = stack.selective_moved * moved[0] / device.memory_rate_bytes_per_s
         compute = compute + np.array([0.0, stack.selective_attention * attention[0] + repeated])
     return _Costs(compute_s=compute, exposed_s=exposed, host_s=host)
+
+
+def _sixteen_bits(device: Device) -> str:
+    return "bfloat16" if "bfloat16" in dict(device.peaks_flops_per_s) else "float16"
 
 
 def _axis(system: System, members: int, stride: int) -> AxisLink:

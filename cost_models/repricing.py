@@ -13,7 +13,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-__all__ = ["Priced", "Refused", "Statistics", "grouped", "kendall_tau", "positive", "source_name", "statistics"]
+__all__ = ["Priced", "Refused", "Statistics", "grouped", "kendall_tau", "positive", "source_name", "stated",
+           "statistics", "whole"]  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,12 +98,25 @@ def kendall_tau(published: Sequence[float], predicted: Sequence[float], apart: f
 
 
 def positive(text: str | None) -> float | None:
-    """The number above 0 that a cell holds, else None."""
+    """The number above 0 that a cell holds, else None; commas group digits."""
+    plain = (text or "").strip()
     try:
-        value = float((text or "").replace(",", ""))
+        value = float(plain.replace(",", "") if re.fullmatch(r"\d{1,3}(,\d{3})+(\.\d+)?", plain) else plain)
     except ValueError:
         return None
     return value if 0 < value < math.inf else None
+
+
+def whole(text: str | None) -> int | None:
+    """The whole number above 0 that a cell holds, else None."""
+    value = positive(text)
+    return int(value) if value is not None and value == int(value) else None
+
+
+def stated(row: Mapping[str, str], name: str) -> str:
+    """The text of a cell; nothing where it only says that it says nothing."""
+    text = row.get(name, "").strip()
+    return "" if text.lower() in ("-", "--", "n/a", "na", "none", "nan", "?", "unknown", "not stated") else text
 
 
 def source_name(row: Mapping[str, str]) -> str:

@@ -84,6 +84,7 @@ class Stack:
         """The products of `precision` on `device`; RequestError where the stack has none."""
         key = f"{self.architectures.get(device, 'any')}-{precision}"
         named = self.gemm.get(key, key)
+        named = named if named in self.families else f"any-{precision}"
         if named not in self.families:
             raise RequestError(
                 f"'precision' must be one that {self.name} has on {device}, got {precision!r}; see stacks.toml"
@@ -130,6 +131,6 @@ def read_stacks(table: Mapping[str, Any]) -> tuple[Stack, ...]:
     return tuple(stacks)
 
 
-def find_stack(stacks: tuple[Stack, ...], name: str) -> Stack | None:
-    """The first stack whose `match` is found in `name`, or None."""
-    return next((stack for stack in stacks if re.search(stack.match, name, re.IGNORECASE)), None)
+def find_stack(stacks: tuple[Stack, ...], name: str) -> Stack:
+    """The first stack whose `match` is found in `name`; the last one is that of software that is not known."""
+    return next(stack for stack in stacks if re.search(stack.match, name, re.IGNORECASE))

@@ -23,7 +23,7 @@ from .links import AxisLink
 __all__ = ["GroupWires", "System", "Wires", "find_system", "load_systems", "wired_collective_s"]
 
 _KEYS = {"name", "match", "device", "devices_per_node", "source"}
-_OPTIONAL = {"nic", "wires", "clock_share", "memory_bytes", "memory_bandwidth_bytes_per_s"}
+_OPTIONAL = {"nic", "intra_link", "wires", "clock_share", "memory_bytes", "memory_bandwidth_bytes_per_s"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,10 +121,12 @@ def _system(entry: Mapping[str, Any]) -> System:
 
 
 def _variant(device: Device, entry: Mapping[str, Any]) -> Device:
-    """The sheet's device with another memory, or at a lower clock under its power limit."""
+    """The sheet's device with another memory or inner link, or at a lower clock under its power limit."""
     share = entry.get("clock_share", 1.0)
+    intra = dataclasses.replace(device.intra_link, **entry.get("intra_link", {}))
     return dataclasses.replace(
         device,
+        intra_link=intra,
         peaks_flops_per_s=tuple((name, peak * share) for name, peak in device.peaks_flops_per_s),
         memory_bytes=entry.get("memory_bytes", device.memory_bytes),
         memory_bandwidth_bytes_per_s=entry.get("memory_bandwidth_bytes_per_s", device.memory_bandwidth_bytes_per_s),

@@ -7,10 +7,24 @@ import re
 import tomllib
 from dataclasses import dataclass
 from importlib import resources
+from typing import Any
 
 from ..plans.errors import RequestError
 
 __all__ = ["Transformer", "find_transformer", "load_transformers", "read_shape"]
+
+# What follows the size in a name and changes no shape.
+_TUNED = re.compile(r"([-_ ](instruct|base|chat|it|hf|pt|pretrain(ing)?|sft|v0\.\d))+$", re.IGNORECASE)
+# How tables and configuration files call the counts of a shape.
+_TOLD = {
+    "layers": ("layers", "num_layers", "n_layers", "n_layer", "num_hidden_layers"),
+    "hidden": ("hidden", "hidden_size", "d_model", "dim", "n_embd"),
+    "heads": ("heads", "num_heads", "n_heads", "n_head", "num_attention_heads"),
+    "kv_heads": ("kv_heads", "n_kv_heads", "num_key_value_heads", "num_query_groups"),
+    "head_dim": ("head_dim",),
+    "ffn": ("ffn", "ffn_dim", "ffn_hidden_size", "intermediate_size"),
+    "vocab": ("vocab", "vocab_size"),
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,7 +92,8 @@ class Transformer:
     def attention_parameters(self) -> int:
         """Weights of one attention block."""
         if self.kv_rank:
-            queries = self.q_rank * (self.hidden + self.heads * (self.nope_dim + self.rope_dim))
+            asked = self.heads * (self.nope_dim + self.rope_dim)
+            queries = self.q_rank * (self.hidden + asked) if self.q_rank else self.hidden * asked
             keys = self.hidden * (self.kv_rank + self.rope_dim) + self.kv_rank * self.heads * (
                 self.nope_dim + self.value_dim
             )
@@ -145,24 +160,22 @@ def load_transformers(text: str | None = None) -> tuple[Transformer, ...]:
 
 
 def find_transformer(shapes: tuple[Transformer, ...], name: str) -> Transformer | None:
-    """The shape of the model called `name`, or None."""
-    plain = re.sub(r"\(.*?\)", "", name).strip()
+    """The shape of the model called `name`, or None; who publishes it and what it was tuned for do not matter."""
+    plain = re.sub(r"\(.*?\)", "", name).strip().rpartition("/")[2]
+    plain = _TUNED.sub("", re.sub(r"\s+", " ", plain))
     return next((shape for shape in shapes if re.fullmatch(shape.match, plain, re.IGNORECASE)), None)
 
 
 def read_shape(note: str, source: str) -> Transformer | None:
-    """A shape told in words ('heads=16 hidden=2048 layers=24 vocab=131072'), ungated and four times as wide inside."""
-    found = {key: int(value) for key, value in re.findall(r"(heads|hidden|layers|vocab|ffn|kv_heads)=(\d+)", note)}
-    if not {"heads", "hidden", "layers", "vocab"} <= set(found):
+    """A shape told in words ('heads=16 hidden=2048 layers=24 vocab=131072'), ungated and four times as wide inside
+    unless they say otherwise ('ffn=', 'gated')."""
+    told = {key.lower(): int(value) for key, value in re.findall(r"(\w+)\s*[=:]\s*(\d{1,9})\b", note)}
+    found = {name: next((told[key] for key in keys if told.get(key)), 0) for name, keys in _TOLD.items()}
+    if not all(found[key] for key in ("layers", "hidden", "heads", "vocab")):
         return None
-    return Transformer(
-        match=".*",
-        source=source,
-        gated=False,
-        layers=found["layers"],
-        hidden=found["hidden"],
-        heads=found["heads"],
-        kv_heads=found.get("kv_heads", 0),
-        ffn=found.get("ffn", 4 * found["hidden"]),
-        vocab=found["vocab"],
-    )
+    if found["hidden"] % found["heads"] and not found["head_dim"]:
+        return None
+    gated = re.search(r"\b(gated|swiglu|geglu)\b", note, re.IGNORECASE) is not None
+    found["ffn"] = found["ffn"] or 4 * found["hidden"]
+    shape: dict[str, Any] = {**found, "gated": gated}
+    return Transformer(match=".*", source=source, **shape)

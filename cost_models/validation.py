@@ -6,9 +6,13 @@ Tables are told apart by their columns. A row is priced or refused with what it 
 from __future__ import annotations
 
 import csv
+import io
 import itertools
+import re
+import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from importlib import resources
 from pathlib import Path
 
 import numpy as np
@@ -132,13 +136,26 @@ _TABLES = (
 
 
 def read_table(path: str | Path) -> list[dict[str, str]]:
-    """Rows of a CSV file with a header; blanks for missing cells. RequestError when it cannot be read."""
+    """Rows of a table with a header, cells divided by commas, semicolons or tabs; blanks for missing cells. Columns are
+    found by their names in any case, and by some that others give them. RequestError when the file cannot be read."""
     try:
         text = Path(path).read_text(encoding="utf-8-sig")
-    except (OSError, UnicodeDecodeError) as error:
+        first = text.partition("\n")[0]
+        divider = max(",;\t", key=first.count)
+        rows = [row for row in csv.reader(io.StringIO(text, newline=""), delimiter=divider) if any(row)]
+    except (OSError, UnicodeDecodeError, csv.Error, ValueError) as error:
         raise RequestError(f"'FILE' must be a readable CSV file, got {error}; check the path") from None
-    rows = list(csv.DictReader(text.splitlines()))
-    return [
-        {str(key): (value or "").strip() if isinstance(value, str) else "" for key, value in row.items()}
-        for row in rows
-    ]
+    known = _columns()
+    names = [known.get(re.sub(r"\W+", "_", name.lower()).strip("_"), name.strip()) for name in rows[0]] if rows else []
+    twice = sorted({name for name in names if names.count(name) > 1})
+    if twice:
+        raise RequestError(f"'columns' must differ, got {', '.join(twice)} twice; in {path}; rename one")
+    return [dict(itertools.zip_longest(names, (cell.strip() for cell in row[: len(names)]), fillvalue="")) for row in
+            rows[1:]]  # fmt: skip
+
+
+def _columns() -> dict[str, str]:
+    """The published tables' name of every column name that is understood, in small letters."""
+    folder = resources.files(__package__ or "meshwright.cost_models")
+    table = tomllib.loads((folder / "columns.toml").read_text(encoding="utf-8"))
+    return {other.lower(): name for name, others in table["columns"].items() for other in (name, *others)}

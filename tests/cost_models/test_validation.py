@@ -99,6 +99,23 @@ def test_unknown_table_and_file_are_refused(tmp_path: Path) -> None:
         read_table(tmp_path / "nothing.csv")
 
 
+def test_tables_in_other_words_and_with_other_dividers_are_read(tmp_path: Path) -> None:
+    path = tmp_path / "table.csv"
+    path.write_text(
+        "Op;Cluster;GPUs;Nodes;Size (bytes);time_us\nnccl allReduce_perf;8x A100;8;1;1,048,576;102\n\n", "utf-8"
+    )
+    (priced,) = validate(path).priced
+    assert priced.kind == "all_reduce"
+    path.write_text("gpu,device,n_gpus\nH100,H100,8\n", "utf-8")
+    with pytest.raises(RequestError, match="twice"):
+        validate(path)
+    path.write_text('model,gpu,n_gpus\n"a', "utf-8")
+    assert validate(path).refused
+    path.write_bytes(b"model,gpu\0,n_gpus\n\xff")
+    with pytest.raises(RequestError, match="readable CSV"):
+        validate(path)
+
+
 def test_systems_are_found_by_the_names_that_tables_give() -> None:
     systems = load_systems()
     names = {"DGX-GB300": "gb300", "8x H200 NVLink4": "h200", "NVIDIA GH200 SXM": "gh200", "a100_40gb": "a100-40gb",
