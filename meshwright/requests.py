@@ -55,6 +55,8 @@ def plan_spec(
     try:
         made = plan(model, args, kwargs, **request)
     except Infeasible as error:
+        if request.get("pipeline") is not None or request.get("microbatches") is not None:
+            raise  # what conflicts is looked for in a step of one micro-batch on all devices
         raise _with_conflict(error, (model, args, kwargs), request) from error
     origin = Origin(spec=spec, global_batch=global_batch, seq_len=seq_len, layers=layers)
     return msgspec.structs.replace(made, model=msgspec.structs.replace(made.model, origin=origin))

@@ -18,7 +18,7 @@ from .api import Draft
 from .apply import check_torch
 from .explain import Given, draft_of, reopen
 from .own_rules import OpRule
-from .problem import Solution, Stats, evaluate
+from .pipeline_draft import PipelineDraft
 from .recall import Recalled, recall
 from .scenario import Mask, Scenario
 
@@ -44,12 +44,8 @@ def reprice(
     """
     prepared, found = reopen(plan, model, args, kwargs, loss=loss, rules=rules, calibration=calibration)
     choices = tuple(found.choices[index] for index in range(len(prepared.formulation.decisions)))
-    seconds = evaluate(prepared.formulation.problem, choices)
-    solution = Solution(
-        choices=choices, objective_s=seconds, bound_s=0.0, gap=1.0, status="replayed", seconds=0.0, stats=Stats()
-    )
-    now = prepared.write(solution)
-    return msgspec.structs.replace(plan, predicted=now.predicted, calibration=now.calibration)
+    now = prepared.write(prepared.given(choices))
+    return msgspec.structs.replace(plan, predicted=now.predicted, calibration=now.calibration, pipeline=now.pipeline)
 
 
 def adapt(
@@ -66,11 +62,13 @@ def adapt(
     """`plan` carried over to `model`: what the two have in common stays as it is, the rest is solved for.
 
     Parts are told by their names. Lists of equal blocks may have another length: the first block follows the first, the
-    last the last, and those between the pattern of those between. Raises Infeasible where the parts that are carried
-    over leave no plan, RequestError where a constraint of the plan names nothing in the model.
+    last the last, and those between the pattern of those between. A pipeline keeps its ranks and micro-batches, and
+    its stages and schedule too where all blocks are there; else stages and schedule are searched for. Raises Infeasible
+    where the parts that are carried over leave no plan, RequestError where a constraint of the plan names nothing in
+    the model.
     """
     check_torch(plan)
-    prepared = draft_of(plan, model, args, kwargs, loss=loss, rules=rules, calibration=calibration)
+    prepared = draft_of(plan, model, args, kwargs, loss=loss, rules=rules, calibration=calibration, changed=True)
     found = recall(plan, prepared.formulation)
     scenario = Scenario.of(prepared, time_limit_s=time_limit_s)
     solved = scenario.solve(scenario.draft(also=[_pins(prepared, found)]), gap=1e-3)
@@ -91,7 +89,7 @@ def differences(
     rules: Sequence[OpRule] = (),
 ) -> Adapted:
     """In what `model` is another one than that of `plan`; nothing is solved, and the plan in it is `plan` itself."""
-    prepared = draft_of(plan, model, args, kwargs, loss=loss, rules=rules)
+    prepared = draft_of(plan, model, args, kwargs, loss=loss, rules=rules, changed=True)
     return _told(plan, recall(plan, prepared.formulation), plan, prepared)
 
 
@@ -119,4 +117,5 @@ def _told(plan: Plan, found: Recalled, before: Plan, prepared: Draft) -> Adapted
         gone=found.unused,
         changed=tuple(f"{name}: {reason}" for name, reason in found.misfits.items()),
         lengths=lengths,
+        recut=isinstance(prepared, PipelineDraft) and prepared.held is None,
     )

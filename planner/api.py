@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import os
 from collections.abc import Callable, Sequence
 from typing import Any, Literal
@@ -35,7 +36,7 @@ from .interrupts import interrupts_wait
 from .memory import Count, counted
 from .optimizers import Optimizer
 from .own_rules import OpRule, attach_rules
-from .problem import Solution
+from .problem import Solution, Stats, evaluate
 from .recipes import recipe_constraints
 from .solver import Progress
 from .timeline import Timeline
@@ -89,6 +90,28 @@ class Draft:
             self._counted = (solution.choices, counted(self.captured, plan, self.blocks, self.limit))
         memory = msgspec.structs.replace(self._counted[1].memory, limit_bytes=self.limit)
         return msgspec.structs.replace(plan, predicted=msgspec.structs.replace(plan.predicted, memory=memory))
+
+    def solve(self, *, time_limit_s: float, gap: float, warm: Sequence[int] | None = None) -> Solution:
+        """The best solution within memory, see `solve_within`."""
+        return solve_within(self, time_limit_s=time_limit_s, gap=gap, warm=warm)
+
+    def seconds(self, choices: Sequence[int]) -> float:
+        """What a solution's `objective_s` is for these choices."""
+        return evaluate(self.formulation.problem, choices)
+
+    def given(self, choices: Sequence[int]) -> Solution:
+        """Choices that nobody searched for, as a solution without a bound."""
+        seconds = evaluate(self.formulation.problem, choices)
+        return Solution(
+            choices=tuple(choices), objective_s=seconds, bound_s=0.0, gap=1.0, status="replayed", seconds=0.0,
+            stats=Stats(),
+        )  # fmt: skip
+
+    def changed(self, formulation: Formulation, options: Options) -> Draft:
+        """The same with another problem or other options."""
+        made = copy.copy(self)
+        made.formulation, made.options, made._counted = formulation, options, None
+        return made
 
     def missed(self, solution: Solution) -> np.ndarray:
         """Bytes by which the estimate of a solution that was written is too low, at each moment of the timeline."""

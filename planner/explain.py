@@ -15,15 +15,16 @@ from ..cost_models.calibration import Calibration
 from ..passes.recompute import Recompute
 from ..plans.errors import ReplayError, RequestError
 from ..plans.explanation import Alternative, Explanation, Limit
-from ..plans.facts import Fact, facts_of
+from ..plans.facts import PIPELINE_KINDS, Fact, facts_of
 from ..plans.layouts import Layout
 from ..plans.plan import Plan
 from ..plans.words import bytes_words, layout_words, seconds_words
 from .api import Draft, draft
 from .apply import check_fits
 from .constraints import Constraint
+from .explain_stages import other_pipelines
 from .own_rules import OpRule
-from .problem import evaluate
+from .pipeline_draft import PipelineDraft, pipeline_draft
 from .recall import Recalled, recall
 from .scenario import Found, Mask, Scenario
 
@@ -36,6 +37,8 @@ _NEEDS = (
     "The next best layout, and what the limits cost, take the model: give it (a SPEC on the command line), "
     "and it is planned again without the choice."
 )
+# Why what is told of a plan with a pipeline lies between two figures, beside time that ran out.
+_HELD = "stages and order as they are"
 _NO_LIMIT = 2**60 - 1
 _EXACT = 1e-6
 _GIB = 1 << 30
@@ -68,7 +71,9 @@ def explain(
     time_limit_s  for all solves together; what could not be finished says what is proven
 
     The next best is the plan that is found when the choice is excluded and everything else may change: exact within
-    1e-6, or with a bound where time ran out. Of several names it is the one that costs least to change. Raises
+    1e-6, or with a bound where time ran out. Of several names it is the one that costs least to change. With a pipeline
+    it is the sharding of least work, run by the plan's own stages and schedule; the names `pipeline` and
+    `pipeline.stages.N` ask for other schedules and other stages of the same sharding. Raises
     RequestError for a name or layout that the plan does not have, ReplayError for another model.
     """
     asked = [names] if isinstance(names, str) else list(names)
@@ -78,12 +83,15 @@ def explain(
     wanted = None if layout is None else Constraint.parse(f"{asked[0] if asked else '*'} = {layout}", plan.mesh.ndim)
     same_prices(plan, calibration)
     prepared, base = reopen(plan, model, args, kwargs, loss=loss, rules=rules, calibration=calibration)
+    piped = [fact for fact in facts if fact.kind in PIPELINE_KINDS]
+    others = _pipelines(plan, prepared, base, piped, time_limit_s)
     lighter: Callable[[], Draft] | None = None
     if plan.options.recompute == "block":
         again = {"loss": loss, "rules": rules, "calibration": calibration, "recompute": "pointwise"}
         lighter = partial(draft_of, plan, model, args, kwargs, **again)
     found = _Explainer(plan, prepared, base, lighter, time_limit_s)
-    alternatives = list(found.alternatives(facts, wanted))
+    laid = [fact for fact in facts if fact not in piped]
+    alternatives = [*others, *found.alternatives(laid, wanted)]
     told = tuple(found.limits(more_memory_bytes)) if limits or (limits is None and not asked) else ()
     return Explanation(
         predicted=plan.predicted,
@@ -92,6 +100,17 @@ def explain(
         limits=told,
         notes=tuple(found.notes),
     )
+
+
+def _pipelines(
+    plan: Plan, prepared: Draft, base: Recalled, facts: Sequence[Fact], time_limit_s: float
+) -> Iterator[Alternative]:
+    """Other pipelines than those that `facts` tell of."""
+    if not isinstance(prepared, PipelineDraft):
+        return
+    choices = [base.choices[index] for index in range(len(prepared.formulation.decisions))]
+    for fact in facts:
+        yield from other_pipelines(plan, prepared, choices, fact, time_limit_s=time_limit_s / 2)
 
 
 def reopen(
@@ -125,36 +144,20 @@ def draft_of(
     rules: Sequence[OpRule] = (),
     recompute: Recompute | None = None,
     calibration: Given = None,
+    changed: bool = False,
 ) -> Draft:
     """The draft of `model` under the request that `plan` answers, its constraints not held. `recompute` is taken in
-    place of the plan's mode."""
+    place of the plan's mode; a `changed` model may lack what a pipeline's stages begin with."""
     options = plan.options
+    request: dict[str, Any] = dict(
+        cluster=plan.cluster, mesh=plan.mesh, loss=loss, constraints=options.constraints, recipe=options.recipe or None,
+        optimizer=options.optimizer, compiled=options.compiled, recompute=recompute or options.recompute,
+        memory_limit_bytes=options.memory_limit_bytes, replicate=options.replicate, dynamic=options.dynamic,
+        rules=rules, calibration=calibration, name=plan.model.name, held=False,
+    )  # fmt: skip
     if plan.pipeline is not None:
-        raise RequestError(
-            f"'plan' must have no pipeline to be explained, priced anew or adapted, got one of {plan.pipeline.ranks} "
-            f"ranks and {plan.pipeline.microbatches} micro-batches; ask about a plan of one micro-batch, made without "
-            "--pipeline"
-        )
-    return draft(
-        model,
-        args,
-        kwargs,
-        cluster=plan.cluster,
-        mesh=plan.mesh,
-        loss=loss,
-        constraints=options.constraints,
-        recipe=options.recipe or None,
-        optimizer=options.optimizer,
-        compiled=options.compiled,
-        recompute=recompute or options.recompute,
-        memory_limit_bytes=options.memory_limit_bytes,
-        replicate=options.replicate,
-        dynamic=options.dynamic,
-        rules=rules,
-        calibration=calibration,
-        name=plan.model.name,
-        held=False,
-    )
+        return pipeline_draft(plan, model, args, kwargs, changed=changed, **request)
+    return draft(model, args, kwargs, **request)
 
 
 def same_prices(plan: Plan, calibration: Given) -> None:
@@ -192,7 +195,7 @@ class _Explainer:
         self.plan, self.base, self.lighter = plan, base, lighter
         self.scenario = Scenario.of(prepared, time_limit_s=time_limit_s)
         self.choices = [base.choices[index] for index in range(len(prepared.formulation.decisions))]
-        self.now_s = evaluate(prepared.formulation.problem, self.choices)
+        self.now_s = prepared.seconds(self.choices)
         self.notes: list[str] = []
 
     def alternatives(self, facts: Sequence[Fact], wanted: Constraint | None) -> Iterator[Alternative]:
@@ -301,7 +304,7 @@ class _Explainer:
             layout=layout,
             predicted=other.predicted,
             bound_s=max(0.0, found.solution.bound_s),
-            reason="",
+            reason=_HELD if isinstance(found.draft, PipelineDraft) else "",
             changes=self.plan.diff(other),
         )
 

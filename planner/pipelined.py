@@ -25,10 +25,12 @@ from .pipeline import Clock
 from .problem import Solution
 from .shares import shares_of
 from .staging import Staged, stage_units
-from .units import units_of
+from .units import Unit, units_of
 from .write import write_plan
 
-__all__ = ["Degrees", "Joined", "joined_draft", "polished", "solve_joined"]
+__all__ = ["Degrees", "Joined", "joined_draft", "polished", "sending", "solve_joined", "solved_units"]
+
+Stager = Callable[[Solution], Staged]
 
 # How often the memory that the sharding may fill is corrected by what the pipeline's ranks take.
 _ROUNDS = 5
@@ -98,8 +100,11 @@ def solve_joined(
     gap: float = 1e-3,
     solver: str = "highs",
     better_than_s: float | None = None,
+    stage: Stager | None = None,
+    warm: Sequence[int] | None = None,
 ) -> Joined | None:
-    """The sharding of `prepared` and a pipeline of its units within memory.
+    """The sharding of `prepared` and a pipeline of its units within memory: the one that `stage` makes of a solution,
+    by default the fastest that is found. `warm` is a sharding to start from.
 
     The sharding is held to an estimate of what a rank takes (`Timeline.staged`), with one micro-batch in flight per
     rank; what the ranks of the pipeline really take corrects that, as a count corrects a plan without one. None when no
@@ -108,9 +113,9 @@ def solve_joined(
     ranks, count, limit = degrees.pipeline, degrees.microbatches, prepared.limit
     estimate = copy.copy(prepared)
     estimate.timeline = prepared.timeline.staged(ranks, min(ranks, count))
-    send_s = _sending(prepared, degrees)
+    send_s = sending(prepared, degrees)
     clock = Clock(limit_s=time_limit_s)
-    room, too_much, known = float(limit), np.inf, Known()
+    room, too_much, known = float(limit), np.inf, Known(plans=() if warm is None else (tuple(warm),))
     failed: Infeasible | None = None
     for round_ in range(_ROUNDS):
         left = max(1.0, clock.left_s / (_ROUNDS - round_))
@@ -126,11 +131,12 @@ def solve_joined(
         bound = max(0.0, solution.bound_s) * count / ranks
         if better_than_s is not None and bound >= better_than_s:
             return None
-        shares = shares_of(prepared.formulation, solution.choices)
-        plan = _bare(prepared, solution)
-        units = units_of(prepared.captured, plan, prepared.blocks, shares, prepared.formulation.accumulation)
-        search = Clock(limit_s=min(_DRAFT_S, max(0.5, 0.1 * clock.left_s)))
-        staged = stage_units(units, ranks, count, send_s=send_s, limit=limit, schedule=schedule, clock=search)
+        if stage is not None:
+            staged = stage(solution)
+        else:
+            units = solved_units(prepared, solution)
+            search = Clock(limit_s=min(_DRAFT_S, max(0.5, 0.1 * clock.left_s)))
+            staged = stage_units(units, ranks, count, send_s=send_s, limit=limit, schedule=schedule, clock=search)
         if staged.peak_bytes <= limit:
             return Joined(degrees=degrees, prepared=prepared, solution=solution, staged=staged, bound_s=bound)
         over = staged.peak_bytes - limit
@@ -150,11 +156,18 @@ def polished(joined: Joined, seconds: float, schedule: str = "auto") -> Joined:
         return joined
     staged = stage_units(
         joined.staged.units, degrees.pipeline, degrees.microbatches,
-        send_s=_sending(prepared, degrees), limit=prepared.limit, clock=Clock(limit_s=seconds),
+        send_s=sending(prepared, degrees), limit=prepared.limit, clock=Clock(limit_s=seconds),
     )  # fmt: skip
     if staged.peak_bytes > prepared.limit or staged.step_s >= joined.step_s:
         return joined
     return replace(joined, staged=staged)
+
+
+def solved_units(prepared: Draft, solution: Solution, *, starts: Sequence[str] | None = None) -> list[Unit]:
+    """The units of a solution, see `units_of`."""
+    shares = shares_of(prepared.formulation, solution.choices)
+    plan, accumulation = _bare(prepared, solution), prepared.formulation.accumulation
+    return units_of(prepared.captured, plan, prepared.blocks, shares, accumulation, starts=starts)
 
 
 def _bare(prepared: Draft, solution: Solution) -> Plan:
@@ -170,7 +183,7 @@ def _bare(prepared: Draft, solution: Solution) -> Plan:
     )
 
 
-def _sending(prepared: Draft, degrees: Degrees) -> Callable[[float], float]:
+def sending(prepared: Draft, degrees: Degrees) -> Callable[[float], float]:
     """Seconds of handing bytes from one pipeline rank to the next."""
     if degrees.pipeline == 1:
         return lambda size: 0.0

@@ -12,7 +12,6 @@ import numpy as np
 from ..plans.errors import Infeasible
 from .api import Draft
 from .constraints import Constraint, Constraints
-from .fitting import solve_within
 from .problem import Problem, Solution
 
 __all__ = ["Found", "Mask", "Scenario", "forbid"]
@@ -66,9 +65,7 @@ class Scenario:
             constraints=tuple(str(c) for number, c in enumerate(self.constraints) if number not in without),
             memory_limit_bytes=self.open.options.memory_limit_bytes if limit is None else limit,
         )
-        base = self.open
-        formulation = replace(base.formulation, problem=problem)
-        return Draft(base.captured, base.blocks, formulation, base.timeline, options, base.cluster, base.name)
+        return self.open.changed(replace(self.open.formulation, problem=problem), options)
 
     def solve(
         self, prepared: Draft, *, share: float = 1.0, gap: float = 1e-6, warm: Sequence[int] | None = None
@@ -78,7 +75,7 @@ class Scenario:
             return Found(draft=prepared, solution=None, impossible=False, reason="time ran out")
         try:
             limit_s = max(0.1, self.left_s * share)
-            found = solve_within(prepared, time_limit_s=limit_s, gap=gap, warm=warm)
+            found = prepared.solve(time_limit_s=limit_s, gap=gap, warm=warm)
         except Infeasible as error:
             unknown = "in the time given" in str(error)
             return Found(draft=prepared, solution=None, impossible=not unknown, reason=str(error))

@@ -16,13 +16,13 @@ from .pipeline import Clock, LayerProfile, tune_profile
 from .units import Unit
 from .zoo import chunks_of, named_schedule
 
-__all__ = ["Staged", "balanced_cuts", "stage_units"]
+__all__ = ["PUBLISHED", "Staged", "balanced_cuts", "published_stages", "restaged", "stage_units"]
 
 # Searches work in microseconds: their tolerances are absolute.
 _SCALE = 1e6
 # How often the memory given to the search is corrected by what its result takes.
 _TRIES = 4
-_PUBLISHED = ("1f1b", "interleaved:2", "interleaved:4", "zb-h1", "zb-h2", "zb-v", "v-half", "v-min")
+PUBLISHED = ("1f1b", "interleaved:2", "interleaved:4", "zb-h1", "zb-h2", "zb-v", "v-half", "v-min")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,8 +76,8 @@ def stage_units(
     Infeasible if there are fewer units than stages.
     """
     _check(units, ranks, schedule)
-    published = _PUBLISHED if schedule == "auto" else (schedule,)
-    found = list(_published(units, ranks, microbatches, published, send_s))
+    published = PUBLISHED if schedule == "auto" else (schedule,)
+    found = list(published_stages(units, ranks, microbatches, published, send_s, skip=schedule == "auto"))
     bound = 0.0
     if schedule == "auto" and ranks > 1:
         searched, bound = _searched(units, ranks, microbatches, send_s, limit, clock)
@@ -89,6 +89,13 @@ def stage_units(
     )  # fmt: skip
 
 
+def restaged(units: Sequence[Unit], pipeline: Pipeline, send_s: Callable[[float], float]) -> Staged:
+    """The stages of `pipeline`, each of which begins with one of `units`, in its places and by its schedule."""
+    at = {unit.first: index for index, unit in enumerate(units)}
+    cuts = [at[stage.first] for stage in pipeline.stages[1:]]
+    return _staged(units, cuts, pipeline.order, send_s)
+
+
 def _check(units: Sequence[Unit], ranks: int, schedule: str) -> None:
     stages = ranks if schedule == "auto" else ranks * chunks_of(schedule)
     if len(units) < stages:
@@ -98,10 +105,17 @@ def _check(units: Sequence[Unit], ranks: int, schedule: str) -> None:
         )
 
 
-def _published(
-    units: Sequence[Unit], ranks: int, microbatches: int, names: Sequence[str], send_s: Callable[[float], float]
+def published_stages(
+    units: Sequence[Unit],
+    ranks: int,
+    microbatches: int,
+    names: Sequence[str],
+    send_s: Callable[[float], float],
+    *,
+    skip: bool,
 ) -> Iterator[Staged]:
-    """Published schedules on stages of even time."""
+    """Published schedules on stages of even time. Those that cannot be with these numbers are left out where `skip`
+    says so, else RequestError."""
     for name in names:
         stages = ranks * chunks_of(name)
         if len(units) < stages:
@@ -112,7 +126,7 @@ def _published(
         try:
             schedule = named_schedule(name, ranks, microbatches, costs=mean)  # type: ignore[arg-type]
         except RequestError:
-            if len(names) == 1:
+            if not skip:
                 raise
             continue
         yield _staged(units, cuts, schedule, send_s)

@@ -30,7 +30,7 @@ from .folding import MIDDLE, Blocks
 from .optimizers import Optimizer
 from .shares import Shares
 
-__all__ = ["Unit", "unit_starts", "units_of"]
+__all__ = ["Unit", "unit_firsts", "unit_starts", "units_of"]
 
 _CUDA_BYTES = 512
 _GRADIENTS = PARTS.index("gradients")
@@ -110,11 +110,36 @@ def _modules(captured: Captured, blocks: Blocks) -> list[str]:
     return starts
 
 
-def units_of(captured: Captured, plan: Plan, blocks: Blocks, shares: Shares, accumulation: Accumulation) -> list[Unit]:
+def unit_firsts(captured: Captured, blocks: Blocks) -> list[str]:
+    """Where the units of the whole model begin, in the order of the forward: those that stand for others once for
+    each."""
+    found: list[str] = []
+    middle: list[str] = []
+    run: Run | None = None
+    for first in unit_starts(captured, blocks):
+        place = blocks.place(f"{first}.") if first else None
+        if place is not None and place[0] in blocks.cut and place[1] == MIDDLE:
+            run = place[0]
+            middle.append(first)
+            continue
+        found += [*_numbered(middle, run), first]
+        middle = []
+    return [*found, *_numbered(middle, run)]
+
+
+def units_of(
+    captured: Captured,
+    plan: Plan,
+    blocks: Blocks,
+    shares: Shares,
+    accumulation: Accumulation,
+    *,
+    starts: Sequence[str] | None = None,
+) -> list[Unit]:
     """The units of a planned model, as many as the whole model has: those of the repetition that stands for others are
-    there once for each."""
+    there once for each. `starts` are where units begin in a model that is captured whole, by default all places."""
     optimizer = Optimizer.of(plan.options.optimizer)
-    starts = unit_starts(captured, blocks)
+    starts = unit_starts(captured, blocks) if starts is None else starts
     named = {captured.names[node]: seconds for node, seconds in shares.ops.items()}
     found: list[Unit] = []
     middle: list[Unit] = []
@@ -136,14 +161,20 @@ def units_of(captured: Captured, plan: Plan, blocks: Blocks, shares: Shares, acc
 
 def _repeated(units: Sequence[Unit], run: Run | None) -> list[Unit]:
     """The units of the second repetition of a run, and the same for each that it stands for."""
-    if run is None or not units:
+    names = _numbered([unit.first for unit in units], run)
+    return [replace(units[at % len(units)], first=first) for at, first in enumerate(names)]
+
+
+def _numbered(firsts: Sequence[str], run: Run | None) -> list[str]:
+    """The names `firsts` of the second repetition of a run, once for each that it stands for."""
+    if run is None or not firsts:
         return []
-    found: list[Unit] = []
+    found: list[str] = []
     for repetition in range(MIDDLE, run.count - 1):
-        for unit in units:
-            place = run.place(f"{unit.first}.")
+        for first in firsts:
+            place = run.place(f"{first}.")
             assert place is not None
-            found.append(replace(unit, first=place[1].put(f"{unit.first}.", str(place[1].numbers[repetition]))[:-1]))
+            found.append(place[1].put(f"{first}.", str(place[1].numbers[repetition]))[:-1])
     return found
 
 

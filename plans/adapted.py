@@ -21,6 +21,7 @@ class Adapted(Struct, frozen=True, kw_only=True):
     gone       names of the first plan that the model does not have
     changed    names whose layout or op in the first plan is none here, with the reason; they were solved for
     lengths    lists of equal blocks that are longer or shorter now
+    recut      whether the stages of a pipeline begin elsewhere, because the model has other blocks
     """
 
     plan: Plan
@@ -29,6 +30,7 @@ class Adapted(Struct, frozen=True, kw_only=True):
     gone: tuple[str, ...]
     changed: tuple[str, ...]
     lengths: tuple[str, ...]
+    recut: bool = False
 
     @property
     def same(self) -> bool:
@@ -42,6 +44,8 @@ class Adapted(Struct, frozen=True, kw_only=True):
         yield f"{self.carried} names carried over"
         for length in self.lengths:
             yield f"blocks {length}"
+        if self.recut:
+            yield "stages and schedule of the pipeline made anew"
         for what, names in (("new", self.new), ("gone", self.gone), ("changed", self.changed)):
             if names:
                 yield f"{what}: {_some(names)}"

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from msgspec import Struct
 
 from .layouts import Layout, local_shape
+from .pipeline_diff import pipeline_rows
 from .words import bytes_words, dtype_bytes, layout_words, moved_words, pattern_of, seconds_words, shape_words
 
 if TYPE_CHECKING:
@@ -122,6 +123,8 @@ def _cost(group: Iterable[Change]) -> str:
 def compare(first: Plan, second: Plan) -> Diff:
     """What changes from `first` to `second`."""
     changes = [*_whole(first, second)]
+    for kind, name, what, before, after in pipeline_rows(first.pipeline, second.pipeline):
+        changes.append(Change(kind=kind, name=name, what=what, before=before, after=after))
     for kind, field in (("parameter", "parameters"), ("buffer", "buffers"), ("input", "inputs"), ("output", "outputs")):
         changes += _tensors(kind, first, second, getattr(first, field), getattr(second, field))
     changes += _nodes(first, second)

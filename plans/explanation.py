@@ -25,7 +25,8 @@ class Alternative(Struct, frozen=True, kw_only=True):
 
     status       exact: no plan that meets the condition is faster. bounded: time ran out; the best one lies between
                  `bound_s` and the step time of `predicted`. unknown: time ran out before any was found; none is faster
-                 than `bound_s`. none: no plan meets the condition, for `reason`
+                 than `bound_s`. none: no plan meets the condition, for `reason`. priced: one plan, nothing was solved
+    reason       of none, why; of bounded, what else stayed as it is; of priced, what limit the plan breaks
     subject      the name whose layout differs; of a group, the one that it costs least to change
     layout       in words, of `subject` in that plan
     """
@@ -101,7 +102,9 @@ def _alternative(found: Alternative, base: Predicted) -> Iterator[str]:
     step = found.predicted.step_time_s
     yield f"{found.condition}: {found.subject} {found.layout}" if found.layout else found.condition
     exact = "exact: no such plan is faster"
-    proof = exact if found.status == "exact" else f"time ran out; proven: none under {seconds_words(found.bound_s)}"
+    open_ = f"{found.reason or 'time ran out'}; proven: none under {seconds_words(found.bound_s)}"
+    priced = f"as priced{f'; {found.reason}' if found.reason else ''}"
+    proof = {"exact": exact, "priced": priced}.get(found.status, open_)
     yield f"  step    {_change(step, base.step_time_s)}, {proof}"
     for name in ("compute_s", "exposed_communication_s", "hidden_communication_s", "optimizer_s"):
         before, after = getattr(base, name), getattr(found.predicted, name)
@@ -145,4 +148,4 @@ def _saving(found: Alternative, base: Predicted) -> str:
             if saved > least
             else "would save nothing, exact"
         )
-    return f"would save {max(0.0, share * saved):.2g} to {share * most:.2g} %: time ran out"
+    return f"would save {max(0.0, share * saved):.2g} to {share * most:.2g} %: {found.reason or 'time ran out'}"

@@ -10,10 +10,14 @@ from msgspec import Struct
 
 from .diff import device_bytes
 from .errors import RequestError
+from .pipelines import Pipeline, Stage
 from .plan import Node, Plan, Tensor
-from .words import bytes_words, layout_words, pattern_of, seconds_words, shape_words
+from .words import bytes_words, layout_words, pattern_of, pipeline_words, seconds_words, shape_words
 
-__all__ = ["Fact", "Move", "facts_of"]
+__all__ = ["PIPELINE_KINDS", "Fact", "Move", "facts_of"]
+
+# Kinds of facts that are about a plan's pipeline: the names `pipeline` and `pipeline.stages.N`.
+PIPELINE_KINDS = ("pipeline", "stage")
 
 _MOVES = 6
 
@@ -79,6 +83,11 @@ def facts_of(plan: Plan, names: Sequence[str]) -> tuple[Fact, ...]:
         meant = meant or [name for name in entries if _stands_for(plan, name, asked)]
         if not meant and "*" in asked:
             meant = [name for name in entries if "*" in name and fnmatch.fnmatchcase(name, pattern_of(asked))]
+        if not meant and plan.pipeline is not None:
+            piped = [fact for fact in _pipeline_facts(plan.pipeline, asked) if fnmatch.fnmatchcase(fact.name, asked)]
+            if piped:
+                found |= {fact.name: fact for fact in piped}
+                continue
         if not meant:
             near = difflib.get_close_matches(asked, entries, n=3, cutoff=0.3)
             raise RequestError(
@@ -88,6 +97,30 @@ def facts_of(plan: Plan, names: Sequence[str]) -> tuple[Fact, ...]:
         for name in meant:
             found.setdefault(name, _fact(plan, *entries[name], asked))
     return tuple(found.values())
+
+
+def _pipeline_facts(pipeline: Pipeline, asked: str) -> Iterator[Fact]:
+    """What the plan says of its pipeline and of each stage, by their keys in the plan."""
+    whole = sum(_stage_s(stage) for stage in pipeline.stages) * pipeline.microbatches
+    priced = all(stage.cost is not None for stage in pipeline.stages)
+    yield _piped("pipeline", "pipeline", asked, pipeline_words(pipeline), None, whole if priced else None)
+    for number, stage in enumerate(pipeline.stages):
+        words = f"begins with {stage.first or 'the first op'}, on rank {stage.rank}"
+        held = None if stage.cost is None else stage.cost.held_bytes
+        seconds = None if stage.cost is None else _stage_s(stage) * pipeline.microbatches
+        yield _piped("stage", f"pipeline.stages.{number}", asked, words, held, seconds)
+
+
+def _stage_s(stage: Stage) -> float:
+    cost = stage.cost
+    return 0.0 if cost is None else cost.forward_s + cost.input_gradient_s + cost.weight_gradient_s
+
+
+def _piped(kind: str, name: str, asked: str, words: str, held: int | None, seconds: float | None) -> Fact:
+    return Fact(
+        kind=kind, name=name, asked=asked, copies=1, shape="", layout=words, device_bytes=held, seconds=seconds,
+        moves=(), constraints=(),
+    )  # fmt: skip
 
 
 def _stands_for(plan: Plan, entry: str, asked: str) -> bool:

@@ -19,6 +19,7 @@ from .words import (
     bytes_words,
     dtype_bytes,
     pattern_of,
+    pipeline_words,
     placement_words,
     seconds_words,
     shape_words,
@@ -74,15 +75,6 @@ def _header(plan: Plan) -> Table:
     return table
 
 
-def _pipeline_words(pipeline: Pipeline) -> str:
-    idle = pipeline.bubble_fraction
-    bubble = "" if idle is None else f", ranks idle {100 * idle:.1f}% of the time"
-    return (
-        f"{pipeline.ranks} ranks with a mesh each, {len(pipeline.stages)} stages, {pipeline.microbatches} "
-        f"micro-batches{bubble}"
-    )
-
-
 def _stages(pipeline: Pipeline) -> Table:
     """Where each stage begins and lies, and what a micro-batch takes there."""
     table = Table(title="Stages", title_justify="left", box=None, padding=(0, 2, 0, 0))
@@ -109,7 +101,7 @@ def _header_rows(plan: Plan) -> Iterator[tuple[str, str]]:
     yield "cluster", f"{plan.cluster.label}, {plan.cluster.size} devices"
     yield "mesh", f"{plan.mesh} ({', '.join(axis_words(plan.mesh))})"
     if plan.pipeline is not None:
-        yield "pipeline", _pipeline_words(plan.pipeline)
+        yield "pipeline", pipeline_words(plan.pipeline)
     yield "recipe", f"{plan.recipe()}"
     yield "predicted step", f"{seconds_words(predicted.step_time_s)}{_interval_words(predicted)}"
     yield (

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from .layouts import Layout, Placement, shard_dim
 from .meshes import Mesh
+
+if TYPE_CHECKING:
+    from .pipelines import Pipeline
 
 __all__ = [
     "axis_words",
@@ -15,6 +19,7 @@ __all__ = [
     "layout_words",
     "moved_words",
     "pattern_of",
+    "pipeline_words",
     "placement_words",
     "seconds_words",
     "shape_words",
@@ -84,3 +89,13 @@ def moved_words(before: Layout, after: Layout, mesh: Mesh) -> str:
 def pattern_of(name: str) -> str:
     """`name` with every part that is a number replaced by `*`."""
     return _NUMBER.sub("*", name)
+
+
+def pipeline_words(pipeline: Pipeline) -> str:
+    """How many ranks, stages and micro-batches there are, and how long the ranks idle."""
+    idle = pipeline.bubble_fraction
+    bubble = "" if idle is None else f", ranks idle {100 * idle:.1f}% of the time"
+    return (
+        f"{pipeline.ranks} ranks with a mesh each, {len(pipeline.stages)} stages, {pipeline.microbatches} "
+        f"micro-batches{bubble}"
+    )
