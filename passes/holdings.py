@@ -19,17 +19,22 @@ from torch.distributed.tensor import DTensor, Replicate, Shard
 
 from ..plans.errors import CheckError, RequestError
 from ..plans.layouts import Layout
+from ..plans.meshes import Mesh
 from ..plans.migration import Carried, Place
 from ..plans.plan import Plan
+from .graph import Captured
 from .lookup import PlanLookup
 from .placing import placements_of, put
+from .stages import cut_stages
 from .transfer import Part
 
 __all__ = [
+    "Holders",
     "Kind",
     "as_dtensor",
     "carried_kinds",
     "dtype_of",
+    "holders_of",
     "kinds_of",
     "local_pieces",
     "parts",
@@ -47,6 +52,23 @@ class Kind(Struct, frozen=True, kw_only=True):
     dtype: str
     like: str | None
     device: str = "cpu"
+
+
+# The pipeline ranks that hold each parameter and buffer; None where there is no pipeline.
+Holders = Mapping[str, tuple[int, ...]] | None
+
+
+def holders_of(captured: Captured, plan: Plan) -> Holders:
+    """Which pipeline ranks of `plan` hold each parameter and buffer; `captured` is its model on one micro-batch."""
+    if plan.pipeline is None:
+        return None
+    found: dict[str, set[int]] = {}
+    stages = plan.pipeline.stages
+    for stage, program in zip(stages, cut_stages(captured, [one.first for one in stages]), strict=True):
+        for source in program.captured.sources.values():
+            if source.kind in ("parameter", "buffer"):
+                found.setdefault(source.name, set()).add(stage.rank)
+    return {name: tuple(sorted(ranks)) for name, ranks in found.items()}
 
 
 def dtype_of(kind: Kind) -> torch.dtype:
@@ -102,21 +124,35 @@ def tensors_of(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, 
     return {label: tensor.detach() for label, _, tensor in _all(model, optimizer)}
 
 
-def _place(kind: Kind, lookup: PlanLookup, ranks: tuple[int, ...]) -> Place:
+def _place(kind: Kind, lookup: PlanLookup, ranks: tuple[int, ...], holders: Holders) -> Place:
     mesh = lookup.plan.mesh
-    layout: Layout | None = None if kind.like is None else lookup.layout(kind.like)
-    return Place(layout=layout or ("R",) * mesh.ndim, mesh=mesh, ranks=ranks)
+    layout: Layout = (None if kind.like is None else lookup.layout(kind.like)) or ("R",) * mesh.ndim
+    if holders is None:
+        return Place(layout=layout, mesh=mesh, ranks=ranks)
+    # On every pipeline rank that holds it alike; what no stage reads is on all of them.
+    stages = holders.get(kind.name.partition("::")[0], tuple(range(len(ranks) // mesh.size)))
+    held = tuple(ranks[stage * mesh.size + at] for stage in stages for at in range(mesh.size))
+    whole = Mesh((len(stages), *mesh.shape), ("pipeline", *mesh.axis_names))
+    return Place(layout=("R", *layout), mesh=whole, ranks=held)
 
 
 def parts(
-    kinds: Sequence[Kind], plan: Plan, ranks: tuple[int, ...], me: int, pieces: Mapping[str, torch.Tensor] | None = None
+    kinds: Sequence[Kind],
+    plan: Plan,
+    ranks: tuple[int, ...],
+    me: int,
+    pieces: Mapping[str, torch.Tensor] | None = None,
+    holders: Holders = None,
 ) -> dict[str, Part]:
-    """This rank's part of each tensor by `plan`, in `pieces`, or in new tensors that are not initialised.
+    """This rank's part of each tensor that it holds by `plan`, in `pieces`, or in new tensors that are not initialised;
+    `holders` are those of a plan with a pipeline (see `holders_of`).
 
     CheckError where a piece has another shape than the plan says."""
     lookup, found = PlanLookup(plan), dict[str, Part]()
     for kind in kinds:
-        place = _place(kind, lookup, ranks)
+        place = _place(kind, lookup, ranks, holders)
+        if me not in place.ranks:
+            continue
         box = place.box(kind.shape, me) if all(kind.shape) else None
         # An empty piece keeps the shape that DTensor gives it; nothing is sent for it.
         shape = place.local_shape(kind.shape, me)
@@ -128,7 +164,13 @@ def parts(
 
 
 def carried_kinds(
-    kinds: Sequence[Kind], before: Plan, after: Plan, ranks_before: tuple[int, ...], ranks_after: tuple[int, ...]
+    kinds: Sequence[Kind],
+    before: Plan,
+    after: Plan,
+    ranks_before: tuple[int, ...],
+    ranks_after: tuple[int, ...],
+    holders_before: Holders = None,
+    holders_after: Holders = None,
 ) -> Iterator[Carried]:
     """The tensors with the places they have and will have."""
     old, new = PlanLookup(before), PlanLookup(after)
@@ -137,8 +179,8 @@ def carried_kinds(
             name=kind.name,
             shape=kind.shape,
             dtype=kind.dtype,
-            before=_place(kind, old, ranks_before),
-            after=_place(kind, new, ranks_after),
+            before=_place(kind, old, ranks_before, holders_before),
+            after=_place(kind, new, ranks_after, holders_after),
         )
 
 
@@ -176,7 +218,7 @@ def put_together(
     known = dict(model.named_parameters())
     for kind in kinds:
         name, _, key = kind.name.rpartition("::")
-        if name:
+        if name in known:
             parameter, value = known[name], pieces[kind.name]
             if kind.like is not None and isinstance(parameter, DTensor):
                 value = as_dtensor(value, kind, _layout(parameter), device_mesh)

@@ -132,13 +132,15 @@ class _State:
         self.skeleton, self.plan, self.pipeline, self.loss = skeleton, plan, plan.pipeline, loss
         self.again, self.sound = again, sound
         self.mesh = plan.mesh
-        self.device_mesh = device_mesh[plan.mesh.axis_names]
+        assert device_mesh.mesh_dim_names is not None
+        across, *within = device_mesh.mesh_dim_names
+        self.device_mesh = device_mesh[tuple(within)]
         self.device = torch.device(device_mesh.device_type)
         place, coordinate = device_mesh.get_coordinate(), self.device_mesh.get_coordinate()
         assert place is not None and coordinate is not None
         self.rank, self.coordinate = place[0], tuple(coordinate)
         self.groups = [self.device_mesh.get_group(axis).group_name for axis in range(self.mesh.ndim)]
-        self.across = device_mesh.get_group(AXIS)
+        self.across = device_mesh.get_group(across)
         self.places = [stage.rank for stage in plan.pipeline.stages]
         self.channels = Channels(
             plan.pipeline.ranks,
@@ -298,7 +300,8 @@ def parallelize_pipeline(
     """
     assert plan.pipeline is not None
     shape = tuple(device_mesh.mesh.shape)
-    if shape != (plan.pipeline.ranks, *plan.mesh.shape) or (device_mesh.mesh_dim_names or ())[:1] != (AXIS,):
+    first = (device_mesh.mesh_dim_names or ("",))[0]
+    if shape != (plan.pipeline.ranks, *plan.mesh.shape) or first.partition("@")[0] != AXIS:
         raise ReplayError(
             f"'device_mesh' must have an axis '{AXIS}' of {plan.pipeline.ranks} and the plan's mesh {plan.mesh}, got "
             f"{'x'.join(map(str, shape))} with axes {device_mesh.mesh_dim_names}; leave it out, or plan again"

@@ -208,16 +208,17 @@ def plan_draft(
     on_progress: Progress | None = None,
     warm: Plan | None = None,
     cache: str | os.PathLike[str] | None = None,
+    traces: Traces | None = None,
     **request: Any,
 ) -> tuple[Draft, Solution]:
-    """What `plan` writes, before it is written; arguments as for `plan`."""
+    """What `plan` writes, before it is written; arguments as for `plan`, and `traces` of the same call."""
     from .cache import Cache, choices_from
 
     if solver not in ("highs", "cbc"):
         raise RequestError(f"'solver' must be highs or cbc, got {solver!r}")
     store = None if cache is None else Cache(cache)
     modes: Sequence[Recompute] = ("pointwise", "block") if recompute == "auto" else (recompute,)
-    traces = Traces(model, args, kwargs or {}, request.get("loss"))
+    traces = traces or Traces(model, args, kwargs or {}, request.get("loss"))
     best: tuple[Draft, Solution] | None = None
     for mode in modes:
         last = mode == modes[-1]

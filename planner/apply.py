@@ -33,6 +33,7 @@ from .write import model_of
 
 __all__ = [
     "agreed",
+    "agreed_bytes",
     "apply",
     "autoparallelize",
     "capture_by",
@@ -250,11 +251,16 @@ def _now(
 def agreed(make: Callable[[], Plan]) -> Plan:
     """The plan that rank 0 makes, on every rank, or the error that it meets: ranks that plan each for themselves may
     stop at different plans, and one that fails would leave the others waiting."""
+    return Plan.from_bytes(agreed_bytes(lambda: make().to_bytes()))
+
+
+def agreed_bytes(make: Callable[[], bytes]) -> bytes:
+    """What rank 0 makes, on every rank, or the error that it meets."""
     box: list[Any] = [None]
     failed: Exception | None = None
     if dist.get_rank() == 0:
         try:
-            box = [make().to_bytes()]
+            box = [make()]
         except Exception as error:
             failed = error
             box = [error if isinstance(error, MeshwrightError) else RuntimeError(f"rank 0 could not plan: {error!r}")]
@@ -263,7 +269,7 @@ def agreed(make: Callable[[], Plan]) -> Plan:
         raise failed
     if isinstance(box[0], Exception):
         raise box[0]
-    return Plan.from_bytes(box[0])
+    return box[0]
 
 
 def here(ranks: int | None = None) -> Cluster:

@@ -26,15 +26,17 @@ from torch import nn
 from torch.utils.data import default_collate
 
 from ..plans.batches import Batches
-from ..plans.errors import CheckError, RequestError
+from ..plans.errors import CheckError, RequestError, StepError
 from ..plans.meshes import Mesh
 from ..plans.plan import Plan
+from .ahead import Ahead, Ask, StoreShelf
 from .api import LossFunction
 from .checkpoints import Checkpoints
-from .regroup import Groups, Regroup
+from .epochs import IDLE, Epoch
+from .regroup import Groups, Regroup, entry_key, gathered
 from .survivors import Request
 from .training import Running, Training
-from .watch import Watch
+from .watch import Watch, supervised
 
 __all__ = ["Elastic", "elastic"]
 
@@ -56,6 +58,8 @@ def elastic(
     every: int = 100,
     keep: int = 2,
     timeout_s: float = 600.0,
+    horizon_s: float | None = None,
+    ahead: bool = True,
     **options: Any,
 ) -> Elastic:
     """A job that trains `model` on the processes that `meshwright run` started, and goes on with those that are left.
@@ -69,6 +73,8 @@ def elastic(
     checkpoint       a folder for checkpoints after every `every` steps, the newest `keep` stay; the newest complete one
                      is taken up at the start, and when no survivor holds what is needed
     timeout_s        the last resort of a collective; the supervisor finds out earlier
+    horizon_s        seconds to the next failure, as for `mw.replan`
+    ahead            plan for the next loss beforehand, in a process of its own at the lowest priority
 
     Waits until all processes are there. Raises RequestError without a supervisor, Infeasible when no plan fits, and
     StateLost when neither survivors nor a checkpoint hold what the new plan needs.
@@ -80,9 +86,13 @@ def elastic(
         )
     kept = None if checkpoint is None else Checkpoints(Path(checkpoint).absolute(), every=every, keep=keep)
     request = Request(
-        model=model, args=tuple(args), kwargs=dict(kwargs or {}), loss=loss, mesh=mesh, first=plan, options=options
-    )
-    job = Elastic(Watch(), Training(request=request, optimizer_for=optimizer, scheduler_for=scheduler), kept, timeout_s)
+        model=model, args=tuple(args), kwargs=dict(kwargs or {}), loss=loss, mesh=mesh, first=plan,
+        horizon_s=horizon_s, options=options,
+    )  # fmt: skip
+    # Before this process has threads.
+    planner = Ahead(request, *supervised()) if ahead else None
+    training = Training(request=request, optimizer_for=optimizer, scheduler_for=scheduler)
+    job = Elastic(Watch(), training, kept, planner, timeout_s)
     job.enter()
     return job
 
@@ -90,8 +100,17 @@ def elastic(
 class Elastic:
     """A running job, made by `elastic`. `model` and `optimizer` are new objects after each regrouping."""
 
-    def __init__(self, watch: Watch, training: Training, checkpoints: Checkpoints | None, timeout_s: float) -> None:
+    def __init__(
+        self,
+        watch: Watch,
+        training: Training,
+        checkpoints: Checkpoints | None,
+        planner: Ahead | None,
+        timeout_s: float,
+    ) -> None:
         self._watch, self._training, self._checkpoints, self._timeout_s = watch, training, checkpoints, timeout_s
+        self._planner = planner
+        self._solved = training.request.solved(StoreShelf(watch.store))
         self._groups = Groups()
         self._agreed = 0
         self._saved = -1
@@ -199,7 +218,7 @@ class Elastic:
             self._save_if_due()
             if self._agreed > self._watch.epoch:
                 self._recover()
-        except RuntimeError as error:
+        except (RuntimeError, StepError) as error:
             # Within the optimizer nothing waits for others: what fails there has left the parameters half changed.
             met = (training.done, str(error))
             # The same error again in the same step, and nobody lost: it is the script's own.
@@ -300,9 +319,12 @@ class Elastic:
             epoch = watch.epochs[watch.epoch]
             if watch.me not in (*epoch.members, *epoch.leaving):
                 raise SystemExit(f"meshwright: process {watch.me} was taken for lost, and ends")
-            regroup = Regroup(self._training, watch, epoch, self._checkpoints, self._timeout_s)
+            regroup = Regroup(self._training, watch, epoch, self._checkpoints, self._solved, self._timeout_s)
             try:
                 self._groups = regroup.run()
+                if watch.me not in regroup.ranks:
+                    self._idle(epoch)
+                    continue
                 # What was being written may be incomplete, and newcomers know nothing of it.
                 self._saved = -1
                 if self.done == 0 and self._checkpoints is not None:
@@ -318,6 +340,23 @@ class Elastic:
         optimizer.register_step_post_hook(self._stepped)
         watch.stage, watch.done = "between", self.done
         watch.tell("running", msgspec.json.encode({"done": self.done, **regroup.seconds}).decode(), watch.epoch)
+        if self._planner is not None and watch.me == self.members[-1]:
+            self._planner.plan(watch.store, Ask(plan=self.plan.to_bytes(), ranks=self.members, members=epoch.members))
+
+    def _idle(self, epoch: Epoch) -> None:
+        """Live without a part in the plan, until those that have one enter another epoch."""
+        watch, asked = self._watch, epoch.number
+        watch.stage = IDLE
+        watch.tell("running", value=epoch.number)
+
+        def left() -> bool:
+            # An urgent epoch raises in `until`; of those that were asked for it is one that somebody has entered.
+            later = [n for n, one in watch.epochs.items() if n > epoch.number]
+            entered = [n for n in later if any(watch.store.check([entry_key(n, who)]) for who in epoch.members)]
+            self._agreed = max([self._agreed, *entered])
+            return self._agreed > asked or watch.store.check(["closed"])
+
+        watch.until(left)
 
     # --- checkpoints
 
@@ -330,6 +369,9 @@ class Elastic:
         if kept is None or self._saved == self.done:
             return
         tensors, kinds = self._training.tensors()
+        if running.plan.pipeline is not None:
+            # Each rank of a pipeline knows of its own alone.
+            kinds = self._training.kinds(running.plan, gathered(self._groups.control, kinds))
         extra = {**self._training.extra(running), "kinds": msgspec.json.encode(kinds), "done": self.done}
         token = f"{self._watch.epoch:x}-{self._job():x}"
         kept.save(tensors, extra, done=self.done, token=token, group=self._groups.saving)

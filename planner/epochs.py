@@ -14,9 +14,25 @@ from typing import Any, Literal, Protocol, TypeVar
 import msgspec
 from msgspec import Struct
 
-__all__ = ["Beat", "Epoch", "Event", "Store", "beat_key", "node_key", "epoch_at", "event_at", "post", "publish", "seen"]
+__all__ = [
+    "IDLE",
+    "Beat",
+    "Epoch",
+    "Event",
+    "Store",
+    "beat_key",
+    "node_key",
+    "epoch_at",
+    "event_at",
+    "post",
+    "publish",
+    "seen",
+]
 
-Kind = Literal["node", "ready", "lost", "running", "done", "left", "drain", "add", "note"]
+# The stage of a process that lives and has no part in the plan.
+IDLE = "idle"
+
+Kind = Literal["node", "ready", "lost", "running", "done", "left", "drain", "add", "note", "slow"]
 T = TypeVar("T", bound=Struct)
 
 
@@ -30,13 +46,14 @@ class Store(Protocol):
 
 
 class Epoch(Struct, frozen=True, kw_only=True):
-    """Who trains from now on; `leaving` hand over what they hold and go."""
+    """Who trains from now on; `leaving` hand over what they hold and go; `speeds` of those that are slow."""
 
     number: int
     members: tuple[int, ...]
     leaving: tuple[int, ...] = ()
     urgent: bool = False
     reason: str = ""
+    speeds: dict[int, float] = {}
 
 
 class Event(Struct, frozen=True, kw_only=True):

@@ -21,12 +21,12 @@ from torch.distributed import TCPStore  # type: ignore[attr-defined]
 from ..plans.errors import MeshwrightError, RequestError
 from .watch import STORE, WHO
 
-__all__ = ["Child", "Processes", "exit_words", "start_store"]
+__all__ = ["Child", "Processes", "exit_words", "forked", "start_store"]
 
 _PR_SET_PDEATHSIG = 1
 
 
-def _fork(work: Callable[[], int]) -> int:
+def forked(work: Callable[[], int]) -> int:
     """The process id of a child that does `work` and ends with the exit code that it gives."""
     for stream in (sys.stdout, sys.stderr):
         stream.flush()
@@ -59,7 +59,7 @@ def start_store(host: str, port: int) -> tuple[int, int]:
         while True:
             signal.pause()
 
-    child = _fork(serve)
+    child = forked(serve)
     os.close(writing)
     told = os.read(reading, 16)
     os.close(reading)
@@ -89,7 +89,7 @@ class Processes:
 
     def start(self, who: int, slot: int) -> None:
         """Start process `who`."""
-        self.alive[who] = Child(who=who, slot=slot, pid=_fork(lambda: self._work(who, slot)))
+        self.alive[who] = Child(who=who, slot=slot, pid=forked(lambda: self._work(who, slot)))
 
     def _work(self, who: int, slot: int) -> int:
         os.environ.update({STORE: self.address, WHO: str(who), "LOCAL_RANK": str(slot)})

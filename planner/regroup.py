@@ -2,7 +2,7 @@
 
     join      processes of the epoch meet; nobody waits on one that is gone
     agree     on the step and on the version of the state that all survivors have (planner/training.py)
-    plan      the first one plans for those that stay; all compare digests
+    plan      the first one replans for those that stay; all compare digests; who has no part in the plan is idle
     move      pieces go from rank to rank; what no survivor holds comes, with all else, from the newest checkpoint
     build     model, optimizer and groups; then the step that was broken off is done again
 
@@ -29,14 +29,20 @@ from ..plans.errors import CheckError, StateLost
 from ..plans.migration import Migration, migrate
 from ..plans.plan import Plan
 from . import _torch
-from .apply import agreed, device_mesh_for
+from .apply import agreed_bytes, device_mesh_for
 from .checkpoints import Checkpoints, newest, read_extra, read_into
 from .epochs import Epoch
-from .survivors import plan_for
+from .solved import Solved
+from .survivors import Assigned, assigned
 from .training import State, Training, set_random_state
 from .watch import Watch, connect
 
-__all__ = ["Groups", "Regroup", "agree"]
+__all__ = ["Groups", "Regroup", "agree", "entry_key", "gathered"]
+
+
+def entry_key(epoch: int, who: int) -> str:
+    """What is on the store when process `who` has entered an epoch."""
+    return f"epoch {epoch} entered {who}"
 
 
 class Groups:
@@ -50,9 +56,18 @@ class Regroup:
     """One process's way into one epoch. Raises RuntimeError when another process is lost on the way."""
 
     def __init__(
-        self, training: Training, watch: Watch, epoch: Epoch, checkpoints: Checkpoints | None, timeout_s: float
+        self,
+        training: Training,
+        watch: Watch,
+        epoch: Epoch,
+        checkpoints: Checkpoints | None,
+        solved: Solved,
+        timeout_s: float,
     ) -> None:
         self.training, self.watch, self.epoch, self.checkpoints = training, watch, epoch, checkpoints
+        self.solved = solved
+        # Who plays the ranks of the plan.
+        self.ranks: tuple[int, ...] = ()
         self.timeout = timedelta(seconds=timeout_s)
         self.groups = Groups()
         self.seconds: dict[str, float] = {}
@@ -70,19 +85,21 @@ class Regroup:
         with self._timed("agree"):
             base, holders = self._agree()
         with self._timed("plan"):
-            before = None if base is None else base.plan
             self.base_done = None if base is None else base.done
-            plan = self._plan(before)
+            plan = self._plan(base)
             training.take_apart()
         with self._timed("move"):
             state = None if base is None else self._move(base, holders, plan, everyone)
-        if watch.me not in epoch.members:
-            dist.destroy_process_group()
-            raise SystemExit(0)
-        if len(everyone) > len(epoch.members):
+        if watch.me not in self.ranks:
+            self._leave()
+            if watch.me not in epoch.members:
+                raise SystemExit(0)
+            training.settled = None
+            return self.groups
+        if everyone != self.ranks:
             with self._timed("join again"):
                 self._leave()
-                self._join("train", epoch.members)
+                self._join("train", self.ranks)
         with self._timed("build"):
             self._build(plan, state)
         return self.groups
@@ -108,6 +125,8 @@ class Regroup:
     def _join(self, what: str, members: tuple[int, ...]) -> None:
         """A new default process group of `members`, in that order."""
         watch, prefix = self.watch, f"epoch {self.epoch.number} {what}"
+        if what == "move":
+            watch.store.set(entry_key(self.epoch.number, watch.me), "1")
         watch.store.set(f"{prefix} ready {watch.me}", "1")
         ready = [f"{prefix} ready {who}" for who in members]
         watch.until(lambda: watch.store.check(ready))
@@ -139,7 +158,10 @@ class Regroup:
         best = max(one["version"] for one in said)
         holders = tuple(one["who"] for one in said if best >= 0 and best in (one["version"], one["fresh"]))
         done = max((one["done"] for one in said if one["who"] in holders), default=0)
-        if version == best:
+        if best < 0:
+            # Nobody has anything, though some had when they began to read a checkpoint.
+            training.settled = training.running = None
+        elif version == best:
             training.settle_step(done)
         elif fresh is not None and fresh.version == best:
             training.settled, training.done = fresh, fresh.done
@@ -151,35 +173,44 @@ class Regroup:
         return self._described(holders[0], said), holders
 
     def _described(self, teller: int, said: list[Any]) -> State:
-        """What `teller` holds, without its pieces, on every rank."""
+        """What `teller` holds, without its pieces, and the kinds of what all hold, on every rank."""
         training, box = self.training, [None]
+        held = training.settled
+        if training.running is not None:
+            held = training.version_of(training.running, training.running.version)
         if self.watch.me == teller:
-            held = training.settled
-            if training.running is not None:
-                held = training.version_of(training.running, training.running.version)
             assert held is not None
-            told: Any = (held.version, held.plan.to_bytes(), held.ranks, held.done, held.kinds, held.extra)
+            told: Any = (held.version, held.plan.to_bytes(), held.ranks, held.done, held.extra)
             box = [told]
         source = [one["who"] for one in said].index(teller)
         dist.broadcast_object_list(box, src=source, group=self.groups.control)
-        version, plan, ranks, done, kinds, extra = box[0]  # type: ignore[misc]
-        return State(
-            version=version, plan=Plan.from_bytes(plan), ranks=ranks, done=done, kinds=kinds, pieces={}, extra=extra
-        )
+        version, data, ranks, done, extra = box[0]  # type: ignore[misc]
+        plan = Plan.from_bytes(data)
+        kinds = training.kinds(plan, gathered(self.groups.control, () if held is None else held.kinds))
+        return State(version=version, plan=plan, ranks=ranks, done=done, kinds=kinds, pieces={}, extra=extra)
 
-    def _plan(self, before: Plan | None) -> Plan:
-        """The plan for those that stay, the same on every rank."""
-        plan = agreed(lambda: plan_for(self.training.request, len(self.epoch.members), before))
-        agree(self.groups.control, {"plan": plan.digest()})
+    def _plan(self, base: State | None) -> Plan:
+        """The plan for those that stay, the same on every rank, and who plays its ranks."""
+        epoch = self.epoch
+        before = None if base is None else (base.plan, base.ranks)
+        request, solved = self.training.request, self.solved
+
+        def make() -> bytes:
+            return msgspec.json.encode(assigned(request, epoch.members, before, epoch.speeds, solved))
+
+        found = msgspec.json.decode(agreed_bytes(make), type=Assigned)
+        plan, self.ranks = Plan.from_bytes(found.plan), found.ranks
+        agree(self.groups.control, {"plan": plan.digest(), "ranks": self.ranks})
         return plan
 
     def _move(self, base: State, holders: tuple[int, ...], plan: Plan, everyone: tuple[int, ...]) -> State | None:
         """The new version of the state; None where the newest checkpoint has to be read instead."""
-        training, me, members = self.training, self.watch.me, self.epoch.members
+        training, me, members = self.training, self.watch.me, self.ranks
         # Those who have nothing yet may receive, and not give.
         ranks = tuple(who if who in holders else -1 - at for at, who in enumerate(base.ranks))
-        tensors = list(carried_kinds(base.kinds, base.plan, plan, ranks, members))
-        migration = migrate(tensors, {*holders, *members})
+        holders_before, holders_after = training.holders(base.plan), training.holders(plan)
+        tensors = list(carried_kinds(base.kinds, base.plan, plan, ranks, members, holders_before, holders_after))
+        migration = migrate(tensors, {*holders, *everyone})
         agree(self.groups.control, {"step": base.done, "migration": migration.digest()})
         if migration.missing:
             # Before the first step the weights that the model came with are the state.
@@ -187,12 +218,13 @@ class Regroup:
                 self._refuse_without_checkpoint(migration)
             return None
         held = training.settled
-        sources = (
-            {} if held is None or me not in base.ranks else parts(held.kinds, base.plan, base.ranks, me, held.pieces)
-        )
+        sources: dict[str, Part] = {}
+        if held is not None and me in base.ranks:
+            mine = [kind for kind in held.kinds if kind.name in held.pieces]
+            sources = parts(mine, base.plan, base.ranks, me, held.pieces, holders_before)
         fresh = None
         if me in members:
-            targets = _targets(parts(base.kinds, plan, members, me), sources)
+            targets = _targets(parts(base.kinds, plan, members, me, holders=holders_after), sources)
             pieces = {name: part.local for name, part in targets.items()}
             fresh = State(
                 version=self.epoch.number,
@@ -232,13 +264,13 @@ class Regroup:
             )
 
     def _build(self, plan: Plan, state: State | None) -> None:
-        training, members = self.training, self.epoch.members
+        training, members = self.training, self.ranks
         _torch.forget_meshes()
         with self.watch.fence.around():
             self.watch.check()
             mark = f"@{self.epoch.number}"
-            mesh = device_mesh_for(plan.mesh, mark=mark)
-        self.watch.groups |= {name: mesh.get_group(f"{name}{mark}") for name in plan.mesh.axis_names}
+            mesh = device_mesh_for(plan.mesh, plan.pipeline, mark=mark)
+        self.watch.groups |= {name.removesuffix(mark): mesh.get_group(name) for name in mesh.mesh_dim_names or ()}
         if state is None:
             state = self._from_checkpoint(plan, mesh)
         if state is None and self.base_done != 0 and self.watch.store.check(["trained"]):
@@ -246,7 +278,10 @@ class Regroup:
                 "'checkpoint' must hold the state when all processes that held it are lost, got none; pass "
                 "checkpoint=FOLDER to elastic"
             )
-        running = training.build(plan, members, self.epoch.number, mesh, state)
+        # A pipeline makes more groups, between its ranks.
+        with self.watch.fence.around():
+            self.watch.check()
+            running = training.build(plan, members, self.epoch.number, mesh, state, self.timeout.total_seconds())
         if training.settled is None:
             training.fresh = training.version_of(running, self.epoch.number)
             self._settle()
@@ -265,10 +300,12 @@ class Regroup:
             return None
         extra = read_extra(path[0])
         kinds = tuple(msgspec.json.decode(extra["kinds"], type=list[Kind]))
-        lookup, members = PlanLookup(plan), self.epoch.members
-        pieces = {name: part.local for name, part in parts(kinds, plan, members, self.watch.me).items()}
+        lookup, members = PlanLookup(plan), self.ranks
+        mine = parts(kinds, plan, members, self.watch.me, holders=training.holders(plan))
+        pieces = {name: part.local for name, part in mine.items()}
+        mesh = mesh if plan.pipeline is None else mesh[mesh.mesh_dim_names[1:]]
         tensors: dict[str, torch.Tensor] = {}
-        for kind in kinds:
+        for kind in (kind for kind in kinds if kind.name in pieces):
             layout = None if kind.like is None else lookup.layout(kind.like)
             local = pieces[kind.name]
             tensors[kind.name] = local if layout is None else as_dtensor(local, kind, layout, mesh)
@@ -296,10 +333,16 @@ def _targets(targets: dict[str, Part], sources: dict[str, Part]) -> dict[str, Pa
     }
 
 
-def agree(group: dist.ProcessGroup, what: dict[str, Any]) -> None:
-    """CheckError unless every rank of `group` says the same."""
+def gathered(group: dist.ProcessGroup, what: Any) -> list[Any]:
+    """What every rank of `group` says, in the order of ranks."""
     said: list[Any] = [None] * dist.get_world_size(group)
     dist.all_gather_object(said, what, group=group)
+    return said
+
+
+def agree(group: dist.ProcessGroup, what: dict[str, Any]) -> None:
+    """CheckError unless every rank of `group` says the same."""
+    said = gathered(group, what)
     for key in what:
         values = {str(one[key]) for one in said}
         if len(values) > 1:

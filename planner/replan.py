@@ -3,14 +3,14 @@
 The model is split anew, by the same search and the same prices, on each of a few meshes of survivors: any number per
 node and any number of nodes, dead and slow devices left out or kept. A step is as slow as its slowest device's
 computation. Of the plans found that one is taken which does most steps until the next failure is to be expected, the
-change to it included.
+change to it included. A mesh on which no plan can be faster than one found is not solved for (planner/solved.py).
 """
 
 from __future__ import annotations
 
+import math
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -22,14 +22,16 @@ from ..cost_models.links import cluster_links
 from ..plans.clusters import Cluster
 from ..plans.errors import Infeasible, RequestError
 from ..plans.health import Health
+from ..plans.layouts import REPLICATE
 from ..plans.meshes import Mesh
 from ..plans.migration import Migration, carried, migrate
-from ..plans.plan import Plan
+from ..plans.plan import Plan, Predicted
 from ..plans.replacements import Replacement
-from .api import plan as plan_anew
+from .choices import Choice, Devices, choices
 from .own_rules import OpRule
+from .solved import Solved
 
-__all__ = ["replan"]
+__all__ = ["least_copies", "ranks_of", "replan", "replanned"]
 
 LossFunction = Callable[[Any], torch.Tensor]
 
@@ -41,27 +43,6 @@ _LEAST_S = 3.0
 _OPTIMISM = 0.9
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Choice:
-    """Devices, in rank order, on a mesh with a pipeline of `pipeline` ranks around it; `speed` of the slowest."""
-
-    devices: tuple[int, ...]
-    mesh: Mesh
-    pipeline: int
-    nodes: int
-    speed: float
-
-    @property
-    def rate(self) -> float:
-        """How fast all of them would be if the step were divided perfectly."""
-        return len(self.devices) * self.speed
-
-    @property
-    def name(self) -> str:
-        """The mesh in words."""
-        return f"{self.pipeline} x {self.mesh}" if self.pipeline > 1 else str(self.mesh)
-
-
 def replan(
     plan: Plan,
     health: Mapping[int, float] | Health,
@@ -71,6 +52,9 @@ def replan(
     *,
     loss: LossFunction | None = None,
     rules: Sequence[OpRule] = (),
+    mesh: Mesh | str | None = None,
+    added: Sequence[int] = (),
+    copies: int = 1,
     horizon_s: float | None = None,
     time_limit_s: float = 60.0,
     tries: int = _TRIED,
@@ -79,164 +63,119 @@ def replan(
 
     health      speed of each device that is not healthy, by its rank in `plan`: 0 dead .. 1 healthy
     model, ...  as for `plan`, the whole batch: it stays the same, and so does what a step computes
+    mesh        of the new plan (of one of its pipeline ranks), where that is not to be searched for
+    added       the nodes of devices that come in addition; they are numbered after those of `plan`
+    copies      how many devices shall hold each piece of a parameter, where a plan is found by which they do
     horizon_s   seconds to the next failure; a plan whose switch takes longer than it gains in that time is not taken
     tries       how many meshes are solved for at most
     time_limit_s    for all of them; the search of one gets half of what is left, so a first plan is there early
 
     Infeasible names each mesh that was tried and why it does not do.
     """
-    size = plan.mesh.size * (1 if plan.pipeline is None else plan.pipeline.ranks)
-    state = Health.of(health, size)
+    solved = Solved(model=model, args=args, kwargs=kwargs or {}, loss=loss, rules=rules)
+    return replanned(
+        plan, health, solved, mesh=mesh, added=added, copies=copies, horizon_s=horizon_s, time_limit_s=time_limit_s,
+        tries=tries,
+    )  # fmt: skip
+
+
+def replanned(
+    plan: Plan,
+    health: Mapping[int, float] | Health,
+    solved: Solved,
+    *,
+    mesh: Mesh | str | None = None,
+    added: Sequence[int] = (),
+    copies: int = 1,
+    horizon_s: float | None = None,
+    time_limit_s: float = 60.0,
+    tries: int = _TRIED,
+) -> Replacement:
+    """`replan` with what `solved` knows of the plan's model already."""
+    size = ranks_of(plan)
+    devices = Devices.of(plan, Health.of(health, size + len(added)), added)
     if horizon_s is not None and not horizon_s > 0:
         raise RequestError(f"'horizon_s' must be positive, got {horizon_s}")
-    if tries < 1:
-        raise RequestError(f"'tries' must be 1 or more, got {tries}")
-    choices = sorted(_choices(plan, state, size), key=lambda one: (-one.rate, -len(one.devices), one.mesh.shape))
-    if not choices:
+    for name, value in (("tries", tries), ("copies", copies)):
+        if value < 1:
+            raise RequestError(f"'{name}' must be 1 or more, got {value}")
+    found: list[Replacement] = []
+    refused: list[str] = []
+    listed = choices(plan, devices, Mesh.parse(mesh) if isinstance(mesh, str) else mesh)
+    if not listed:
         raise Infeasible(
             f"'health' must leave a device alive, got none of {size}; wait for devices or plan for another cluster"
         )
-    found: list[Replacement] = []
-    refused: list[str] = []
+    work_s = sum(node.time_s * node.count for node in plan.nodes) * plan.mesh.size * _steps(plan)
     until = time.perf_counter() + time_limit_s
-    for choice in choices[:tries]:
-        perfect = plan.predicted.compute_s * size / choice.rate * _OPTIMISM
-        if found and perfect > min(one.step_time_s for one in found):
+    passed: list[tuple[str, float]] = []
+
+    def enough(one: Replacement) -> bool:
+        return least_copies(one.plan) >= copies
+
+    for choice in listed[:tries]:
+        bar = min((_least_worth_s(one, horizon_s) for one in found if enough(one)), default=math.inf)
+        if work_s / choice.rate * _OPTIMISM > bar:
             break
         left = until - time.perf_counter()
         if found and left <= 0:
             break
         # Both ways to recompute may be searched for one mesh.
         share = max(_LEAST_S, left / 4)
-        try:
-            made = _solved(plan, choice, model, args, kwargs, loss=loss, rules=rules, time_limit_s=share)
-        except Infeasible as error:
-            refused.append(f"{choice.name}: {error}")
-            continue
-        found.append(_replacement(plan, made, choice, state, size))
+        made = solved.find(plan, choice, time_limit_s=share, better_than_s=bar)
+        if isinstance(made, Plan):
+            found.append(_replacement(plan, made, choice, devices))
+        elif made.refused:
+            refused.append(f"{choice.name}: {made.refused}")
+        else:
+            passed.append((choice.name, made.bound_s))
     if not found:
         raise Infeasible("'health' must leave a mesh on which the model fits, got none:\n" + "\n".join(refused))
-    best = min(found, key=lambda one: _cost(one, horizon_s))
+    best = min(found, key=lambda one: (not enough(one), *_cost(one, horizon_s)))
     tried = tuple((_named(one.plan), one.step_time_s) for one in found)
-    return msgspec.structs.replace(best, tried=tried)
+    return msgspec.structs.replace(best, tried=tried, passed=tuple(passed))
 
 
-def _choices(plan: Plan, health: Health, size: int) -> Iterator[_Choice]:
-    """Meshes of survivors at least as fast as each of the speeds that there are."""
-    per_node = plan.cluster.devices_per_node
-    speeds = {device: health.speed(device) for device in range(size)}
-    seen: set[tuple[int, ...]] = set()
-    for least in sorted({speed for speed in speeds.values() if speed > 0}, reverse=True):
-        nodes: dict[int, list[int]] = {}
-        for device in range(size):
-            if speeds[device] >= least:
-                nodes.setdefault(device // per_node, []).append(device)
-        for count in range(1, per_node + 1):
-            rows = [
-                sorted(sorted(row, key=lambda device: (-speeds[device], device))[:count])
-                for row in nodes.values()
-                if len(row) >= count
-            ]
-            devices = tuple(device for row in rows for device in row)
-            if not devices or devices in seen:
-                continue
-            seen.add(devices)
-            slowest = min(speeds[device] for device in devices)
-            for pipeline, mesh in _meshes(plan, len(rows), count):
-                yield _Choice(devices=devices, mesh=mesh, pipeline=pipeline, nodes=len(rows), speed=slowest)
+def ranks_of(plan: Plan) -> int:
+    """How many ranks a plan has."""
+    return plan.mesh.size * (1 if plan.pipeline is None else plan.pipeline.ranks)
 
 
-def _meshes(plan: Plan, nodes: int, count: int) -> Iterator[tuple[int, Mesh]]:
-    """Degrees for `nodes` times `count` devices, with the plan's own axes: the last within a node, the first over what
-    is left."""
-    names, total = plan.mesh.axis_names, nodes * count
-    pipelines = [1] if plan.pipeline is None else sorted({plan.pipeline.ranks, plan.pipeline.ranks - 1, nodes, 1})
-    for pipeline in pipelines:
-        if pipeline < 1 or total % pipeline:
-            continue
-        rest = total // pipeline
-        if len(names) == 1:
-            yield pipeline, Mesh((rest,), names)
-            continue
-        for inner in sorted({count, plan.mesh.shape[-1]} if plan.cluster.nodes > 1 else set(_near(plan, rest))):
-            middle = plan.mesh.shape[1:-1]
-            outer, left = divmod(rest, inner * Mesh.of(middle).size if middle else inner)
-            if not left and inner <= count and outer >= 1:
-                yield pipeline, Mesh((outer, *middle, inner), names)
-
-
-def _near(plan: Plan, total: int) -> list[int]:
-    """Sizes of the last axis in one node: those that divide, the nearest to the plan's own and all of it."""
-    divisors = [size for size in range(1, total + 1) if total % size == 0]
-    return sorted(divisors, key=lambda size: abs(size - plan.mesh.shape[-1]))[:2] + [total]
-
-
-def _solved(
-    plan: Plan,
-    choice: _Choice,
-    model: nn.Module,
-    args: Sequence[Any],
-    kwargs: dict[str, Any] | None,
-    *,
-    loss: LossFunction | None,
-    rules: Sequence[OpRule],
-    time_limit_s: float,
-) -> Plan:
-    """The plan of the same request on these devices."""
-    options = plan.options
-    memory = plan.cluster.memory_bytes
-    cluster = Cluster(
-        device=plan.cluster.device,
-        nodes=choice.nodes,
-        devices_per_node=len(choice.devices) // choice.nodes,
-        links=plan.cluster.links,
-        memory_bytes=tuple(memory[device] for device in choice.devices) if isinstance(memory, tuple) else memory,
-    )
-    degrees: dict[str, Any] = {}
-    if plan.pipeline is not None:
-        degrees = {"pipeline": choice.pipeline, "microbatches": plan.pipeline.microbatches}
-    return plan_anew(
-        model,
-        args,
-        kwargs,
-        cluster=cluster,
-        mesh=choice.mesh,
-        loss=loss,
-        constraints=options.constraints,
-        recipe=options.recipe or None,
-        optimizer=options.optimizer,
-        compiled=options.compiled,
-        recompute="auto",
-        memory_limit_bytes=options.memory_limit_bytes,
-        replicate=options.replicate,
-        dynamic=options.dynamic or None,
-        rules=rules,
-        time_limit_s=time_limit_s,
-        name=plan.model.name,
-        **degrees,
+def least_copies(plan: Plan) -> int:
+    """On how many devices of a pipeline rank the parameter lies that lies on fewest."""
+    return min(
+        (
+            math.prod(size for part, size in zip(one.layout, plan.mesh.shape, strict=True) if part == REPLICATE)
+            for one in plan.parameters
+        ),
+        default=plan.mesh.size,
     )
 
 
-def _replacement(before: Plan, made: Plan, choice: _Choice, health: Health, size: int) -> Replacement:
+def _steps(plan: Plan) -> int:
+    """How often a step runs what the plan's nodes say."""
+    return 1 if plan.pipeline is None else plan.pipeline.microbatches
+
+
+def _replacement(before: Plan, made: Plan, choice: Choice, devices: Devices) -> Replacement:
     made = msgspec.structs.replace(
         made,
         model=msgspec.structs.replace(made.model, origin=before.model.origin),
         predicted=_slowed(made, choice.speed),
     )
-    migration = _migration(before, made, choice.devices, health, size)
-    alive = [device for device in range(size) if health.speed(device) > 0]
+    migration = _migration(before, made, choice.devices, devices)
     return Replacement(
         plan=made,
         devices=choice.devices,
-        idle=tuple(device for device in alive if device not in set(choice.devices)),
+        idle=tuple(device for device in devices.alive if device not in set(choice.devices)),
         step_time_s=made.predicted.step_time_s,
         migration=migration,
-        migration_s=0.0 if migration is None else _seconds(migration, before.cluster),
+        migration_s=0.0 if migration is None else _seconds(migration, before.cluster, devices),
         tried=(),
     )
 
 
-def _slowed(plan: Plan, speed: float) -> Any:
+def _slowed(plan: Plan, speed: float) -> Predicted:
     """What is predicted where the slowest device computes at `speed`: communication is as fast as before."""
     now = plan.predicted
     more = (now.compute_s + now.optimizer_s) * (1 / speed - 1)
@@ -249,27 +188,25 @@ def _slowed(plan: Plan, speed: float) -> Any:
     )
 
 
-def _migration(before: Plan, after: Plan, devices: tuple[int, ...], health: Health, size: int) -> Migration | None:
+def _migration(before: Plan, after: Plan, chosen: tuple[int, ...], devices: Devices) -> Migration | None:
     """What moves; None for plans with pipelines, whose ranks hold other parts of the model."""
     if before.pipeline is not None or after.pipeline is not None:
         return None
     states = {"adamw": 2, "adam": 2, "sgd-momentum": 1}.get(before.options.optimizer, 0)
     names = ("exp_avg", "exp_avg_sq")[:states]
-    per_node = before.cluster.devices_per_node
     return migrate(
-        carried(before, after, range(size), devices, states=names),
-        [device for device in range(size) if health.speed(device) > 0],
-        apart=lambda donor, receiver: int(donor // per_node != receiver // per_node),
+        carried(before, after, range(before.mesh.size), chosen, states=names),
+        devices.alive,
+        apart=devices.apart,
     )
 
 
-def _seconds(migration: Migration, cluster: Cluster) -> float:
+def _seconds(migration: Migration, cluster: Cluster, devices: Devices) -> float:
     """Seconds of the device that takes longest to send or to receive, all at once on their own links."""
     intra, nic = cluster_links(cluster, load_device(cluster.device))
     spent: dict[tuple[int, str], float] = {}
     for (donor, receiver), size in migration.between().items():
-        near = donor // cluster.devices_per_node == receiver // cluster.devices_per_node
-        seconds = size / (intra if near else nic).rate_bytes_per_s
+        seconds = size / (nic if devices.apart(donor, receiver) else intra).rate_bytes_per_s
         for key in ((donor, "out"), (receiver, "in")):
             spent[key] = spent.get(key, 0.0) + seconds
     return max(spent.values(), default=0.0)
@@ -279,6 +216,14 @@ def _cost(found: Replacement, horizon_s: float | None) -> tuple[float, float]:
     if horizon_s is None:
         return found.step_time_s, found.migration_s
     return -max(0.0, horizon_s - found.migration_s) / found.step_time_s, found.step_time_s
+
+
+def _least_worth_s(found: Replacement, horizon_s: float | None) -> float:
+    """A step that takes longer than this, even if its switch took no time, is worth no more than `found`."""
+    if horizon_s is None:
+        return found.step_time_s
+    left = horizon_s - found.migration_s
+    return math.inf if left <= 0 else found.step_time_s * horizon_s / left
 
 
 def _named(plan: Plan) -> str:

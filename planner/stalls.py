@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 
-from .epochs import Beat
+from .epochs import IDLE, Beat
 
 __all__ = ["Stalls"]
 
@@ -47,6 +47,8 @@ class Stalls:
         for who in silent:
             self._known[who].heard = now
             yield who, f"gave no sign of life for {self.hang_s:g} s"
+        # Those that have nothing to do are waited for by nobody.
+        known = {who: heard for who, heard in known.items() if heard.beat.stage != IDLE}
         if silent or not known or any(now - heard.moved <= self.stall_s for heard in known.values()):
             return
         behind = min(known, key=lambda who: _order(known[who].beat))

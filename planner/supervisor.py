@@ -76,9 +76,11 @@ class Supervisor:
         self.ready: set[int] = set()
         self.finished: set[int] = set()
         self.draining: set[int] = set()
+        self.speeds: dict[int, float] = {}
         self.reasons: dict[int, str] = {}
         self.epoch: Epoch | None = None
         self.running: set[int] = set()
+        self.told = ""
         self.published = 0.0
         self.events = self.fruitless = self.best = self.code = 0
         self.tail_failed = False
@@ -126,6 +128,7 @@ class Supervisor:
         if self.node_of.pop(who, None) is None:
             return
         self.stalls.forget(who)
+        self.speeds.pop(who, None)
         if not self._is_loss(who, code):
             self.grace = self.grace or time.monotonic() + _GRACE_S
             return
@@ -157,16 +160,26 @@ class Supervisor:
         elif event.kind == "add":
             for _ in range(event.value):
                 self._start(self.local.free_slot())
+        elif event.kind == "slow" and who in self.node_of:
+            self._slow(who, msgspec.json.decode(event.text, type=float))
         elif event.kind == "note":
             self.say(f"process {who}: {event.text}")
         elif event.kind == "running" and self.epoch is not None and event.value == self.epoch.number:
             self._runs(event)
 
+    def _slow(self, who: int, speed: float) -> None:
+        self.speeds[who] = speed
+        if speed == 1.0:
+            del self.speeds[who]
+        self.say(f"process {who} works at {speed:.2f} of its speed")
+
     def _runs(self, event: Event) -> None:
         assert self.epoch is not None
         self.running.add(event.who)
+        # One that is idle has nothing to tell.
+        self.told = event.text or self.told
         if self.running == set(self.epoch.members):
-            told: dict[str, Any] = msgspec.json.decode(event.text)
+            told: dict[str, Any] = msgspec.json.decode(self.told)
             done, moved = told.pop("done"), told.pop("moved_bytes", None)
             phases = ", ".join(f"{phase} {seconds:.2f}" for phase, seconds in told.items())
             took = time.monotonic() - self.published
@@ -232,14 +245,21 @@ class Supervisor:
                 )
                 return False
             self._publish(members, urgent=True, reason=reason)
-        elif members and members != set(self.epoch.members) and self.running == set(self.epoch.members):
+        elif (
+            members
+            and (members != set(self.epoch.members) or self.speeds != self.epoch.speeds)
+            and self.running == set(self.epoch.members)
+        ):
             self._publish(members, urgent=False, reason="a change that was asked for")
         return True
 
     def _publish(self, members: set[int], *, urgent: bool, reason: str) -> None:
         number = 1 if self.epoch is None else self.epoch.number + 1
         leaving = tuple(sorted(self.draining & set(self.node_of) & self.ready))
-        self.epoch = Epoch(number=number, members=tuple(sorted(members)), leaving=leaving, urgent=urgent, reason=reason)
+        self.epoch = Epoch(
+            number=number, members=tuple(sorted(members)), leaving=leaving, urgent=urgent, reason=reason,
+            speeds=dict(sorted(self.speeds.items())),
+        )  # fmt: skip
         publish(self.store, self.epoch)
         self.published, self.running = time.monotonic(), set()
         names = ", ".join(str(who) for who in self.epoch.members)

@@ -11,7 +11,7 @@ alike, and both hold because an all-reduce ends on no rank before every rank has
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -22,9 +22,12 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
 from ..passes.graph import Captured
-from ..passes.holdings import Kind, kinds_of, local_pieces, put_together, tensors_of
+from ..passes.holdings import Holders, Kind, holders_of, kinds_of, local_pieces, put_together, tensors_of
+from ..passes.microbatches import microbatch
+from ..passes.pipeline_runtime import parallelize_pipeline
 from ..passes.placing import on_meta
 from ..passes.runtime import parallelize
+from ..passes.training_step import loss_of
 from ..plans.errors import RequestError
 from ..plans.plan import Plan
 from .apply import capture_for
@@ -72,7 +75,7 @@ class Training:
     running: Running | None = None
     settled: State | None = None
     fresh: State | None = None
-    _captured: Captured | None = None
+    _captured: dict[tuple[str, int], Captured] = field(default_factory=dict)
     _skeleton: nn.Module | None = None
     _before: dict[str, Any] = field(default_factory=dict)
 
@@ -82,7 +85,9 @@ class Training:
         """Remember what a step changes before its gate: random state, buffers, what the forward writes."""
         assert self.running is not None
         state: Any = self.running.model
-        written = {name for p in state._meshwright.programs.values() for name in p.halves.program.mutations}
+        # In a pipeline only buffers are written, when the step is over.
+        programs = () if self.running.plan.pipeline is not None else state._meshwright.programs.values()
+        written = {name for program in programs for name in program.halves.program.mutations}
         tensors = {name: b for name, b in self.running.model.named_buffers()}
         tensors |= {name: p for name, p in self.running.model.named_parameters() if name in written}
         self._before = {
@@ -145,11 +150,47 @@ class Training:
             "training": running.model.training,
         }
 
-    def build(self, plan: Plan, ranks: tuple[int, ...], version: int, mesh: DeviceMesh, state: State | None) -> Running:
+    def captured(self, plan: Plan) -> Captured:
+        """The model as `plan` runs it, of one micro-batch where it has a pipeline."""
+        request, pipeline = self.request, plan.pipeline
+        key = plan.options.recompute, 0 if pipeline is None else pipeline.microbatches
+        if key not in self._captured:
+            call, loss = (request.args, request.kwargs), request.loss
+            if pipeline is not None:
+                call, loss = microbatch(*call, pipeline.microbatches), loss or loss_of
+            self._captured[key] = capture_for(plan, request.model, *call, loss, self._rules)
+        return self._captured[key]
+
+    def holders(self, plan: Plan) -> Holders:
+        """Who holds what by `plan`, see `holders_of`."""
+        return None if plan.pipeline is None else holders_of(self.captured(plan), plan)
+
+    def kinds(self, plan: Plan, said: Iterable[Iterable[Kind]]) -> tuple[Kind, ...]:
+        """All tensors of the training state from what ranks hold; of a pipeline, whose ranks hold parts of the model,
+        also those parameters and buffers that none of them holds."""
+        found = {kind.name: kind for kinds in said for kind in kinds}
+        if plan.pipeline is not None:
+            device = next((kind.device for kind in found.values()), "cpu")
+            for source in self.captured(plan).sources.values():
+                if source.kind in ("parameter", "buffer") and source.name not in found:
+                    found[source.name] = Kind(
+                        name=source.name, shape=tuple(source.shape), like=source.name, device=device,
+                        dtype=str(source.dtype).removeprefix("torch."),
+                    )  # fmt: skip
+        return tuple(found.values())
+
+    def build(
+        self,
+        plan: Plan,
+        ranks: tuple[int, ...],
+        version: int,
+        mesh: DeviceMesh,
+        state: State | None,
+        timeout_s: float,
+    ) -> Running:
         """The model run by `plan`, with the values of `state`, or its own where nothing has been trained yet."""
         request = self.request
-        if self._captured is None:
-            self._captured = capture_for(plan, request.model, request.args, request.kwargs, request.loss, self._rules)
+        captured = self.captured(plan)
         if self._skeleton is None:
             self._skeleton = on_meta(request.model)
         source = request.model
@@ -157,7 +198,13 @@ class Training:
             source = self._skeleton
             source.train(state.extra["training"])
         sound = partial(check_layouts, plan, rules=self._rules)
-        model = parallelize(source, self._captured, plan, mesh, loss=request.loss, sound=sound)
+        if plan.pipeline is None:
+            model = parallelize(source, captured, plan, mesh, loss=request.loss, sound=sound)
+        else:
+            model = parallelize_pipeline(
+                source, captured, plan, mesh, loss=request.loss, sound=sound, timeout_s=timeout_s
+            )
+            mesh = mesh[(mesh.mesh_dim_names or ())[1:]]
         if state is None:
             optimizer = self.optimizer_for(model)
         else:

@@ -17,12 +17,21 @@ from . import _torch
 from .epochs import Beat, Epoch, Event, beat_key, epoch_at, post
 from .fence import Fence
 
-__all__ = ["STORE", "WHO", "Superseded", "Watch", "connect"]
+__all__ = ["STORE", "WHO", "Superseded", "Watch", "connect", "supervised"]
 
 # The environment that a supervisor gives its processes.
 STORE, WHO = "MESHWRIGHT_STORE", "MESHWRIGHT_RANK"
 _POLL_S = 0.02
 _BEAT_S = 0.25
+
+
+def supervised(environment: Mapping[str, str] = os.environ) -> tuple[str, int]:
+    """Where the supervisor's store is, and the number of this process; RequestError without a supervisor."""
+    if STORE not in environment or WHO not in environment:
+        raise RequestError(
+            "'elastic' must run under a supervisor, got none; start the script with `meshwright run --nproc N SCRIPT`"
+        )
+    return environment[STORE], int(environment[WHO])
 
 
 class Superseded(RuntimeError):
@@ -43,12 +52,7 @@ class Watch:
     `urgent`, the last one that is."""
 
     def __init__(self, environment: Mapping[str, str] = os.environ) -> None:
-        if STORE not in environment or WHO not in environment:
-            raise RequestError(
-                "'elastic' must run under a supervisor, got none; start the script with "
-                "`meshwright run --nproc N SCRIPT`"
-            )
-        self.address, self.me = environment[STORE], int(environment[WHO])
+        self.address, self.me = supervised(environment)
         self.store = connect(self.address)
         self.fence = Fence()
         self.epochs: dict[int, Epoch] = {}

@@ -19,6 +19,7 @@ class Replacement(Struct, frozen=True, kw_only=True):
     migration     which bytes move between devices, by their numbers before; None where the plans' pieces are not alike
     migration_s   predicted on the cluster's links; what no living device holds (migration.missing) is not in it
     tried         meshes that were solved, and the seconds of their step
+    passed        meshes that were not, because no plan on them takes less than so many seconds
     """
 
     plan: Plan
@@ -28,6 +29,7 @@ class Replacement(Struct, frozen=True, kw_only=True):
     migration: Migration | None
     migration_s: float
     tried: tuple[tuple[str, float], ...]
+    passed: tuple[tuple[str, float], ...] = ()
 
     @property
     def migration_bytes(self) -> int:
@@ -50,6 +52,9 @@ class Replacement(Struct, frozen=True, kw_only=True):
         if self.missing_bytes:
             lines.append(f"from checkpoint {bytes_words(self.missing_bytes)} that no living device holds")
         lines.append("tried           " + ", ".join(f"{mesh} ({seconds_words(s)})" for mesh, s in self.tried))
+        if self.passed:
+            least = ", ".join(f"{mesh} ({seconds_words(s)} at least)" for mesh, s in self.passed)
+            lines.append(f"not solved      {least}")
         return "\n".join(lines)
 
 

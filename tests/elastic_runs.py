@@ -17,7 +17,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from meshwright.planner.processes import _fork
+from meshwright.planner.processes import forked
 from meshwright.planner.supervisor import Limits, Supervisor
 
 SCRIPT = str(Path(__file__).with_name("elastic_train.py"))
@@ -50,7 +50,7 @@ def run(asked: dict[str, Any]) -> int:
     """The exit code of one run."""
     folder = Path(asked["folder"])
     folder.mkdir(parents=True, exist_ok=True)
-    child = _fork(lambda: supervise(folder, asked))  # it goes when this process goes
+    child = forked(lambda: supervise(folder, asked))  # it goes when this process goes
     end = time.monotonic() + asked.get("watchdog_s", WATCHDOG_S)
     blows = sorted(asked.get("blows", []))
     while True:

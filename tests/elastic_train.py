@@ -23,7 +23,9 @@ from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
 import meshwright as mw
+from meshwright.passes import stage_executor
 from meshwright.planner import checkpoints, regroup
+from meshwright.specs.load import load_spec
 
 SAMPLES, SIZE, EPOCHS = 22, 6, 3
 
@@ -54,6 +56,15 @@ def data(samples: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
     return [(row, torch.tensor(index)) for index, row in enumerate(x)]
 
 
+def tiny(name: str, size: int) -> tuple[nn.Module, tuple, list[tuple[tuple[torch.Tensor, ...], torch.Tensor]]]:
+    """A small published model with its loss, an example batch, and 24 samples with their numbers."""
+    torch.manual_seed(0)
+    model, args, _ = load_spec(name, batch=size, seq_len=8, layers=4).build()
+    rows = torch.randint(0, 64, (24, 9), generator=torch.Generator().manual_seed(1))
+    samples = [((row[:-1], row[1:]), torch.tensor(index)) for index, row in enumerate(rows)]
+    return model.double(), args, samples
+
+
 def loss_of(y: torch.Tensor) -> torch.Tensor:
     return (y - 1).square().mean()
 
@@ -70,7 +81,7 @@ class Faults:
     """The faults that are to come, and this process's number once it is known."""
 
     def __init__(self, faults: list[dict[str, Any]]) -> None:
-        self.faults, self.who, self.step, self.epoch = faults, -1, -1, -1
+        self.faults, self.who, self.step, self.epoch, self.acted = faults, -1, -1, -1, -1
 
     def at(self, place: str) -> None:
         """Fail here if that was asked for."""
@@ -111,7 +122,7 @@ def dump(job: mw.Elastic, name: str) -> None:
         local, offset = tensor, (0,) * tensor.dim()
         if isinstance(tensor, DTensor):
             # `redistribute` to another mesh would have left it on the old one without a word.
-            assert tensor.device_mesh.size() == len(job.members), label
+            assert tensor.device_mesh.size() == job.plan.mesh.size, label
             local = tensor.to_local()
             _, offset = compute_local_shape_and_global_offset(tensor.shape, tensor.device_mesh, tensor.placements)
         held[label] = (tuple(tensor.shape), tuple(offset), local.clone())
@@ -134,6 +145,16 @@ def faulty(job_faults: Faults) -> None:
         job_faults.at("save")
         return save(*args, **kwargs)
 
+    do = stage_executor.Executor._do
+
+    def action(self: Any, one: Any, *rest: Any) -> Any:
+        # The first backward of a pipeline's rank: others are in the middle of their row, too.
+        if str(one)[-2] in "BI" and job_faults.acted != job_faults.step:
+            job_faults.acted = job_faults.step
+            job_faults.at("midway")
+        return do(self, one, *rest)
+
+    stage_executor.Executor._do = action  # type: ignore[method-assign]
     regroup.Regroup._timed = phase  # type: ignore[method-assign]
     checkpoints.dcp.save = saving  # type: ignore[attr-defined]
 
@@ -143,20 +164,24 @@ def main(options: dict[str, Any]) -> None:
     faulty(faults)
     if "chunk_bytes" in options:
         regroup.transfer = functools.partial(regroup.transfer, chunk_bytes=options["chunk_bytes"])
-    plain = options.get("plain", False)
-    samples = data(options.get("samples", SAMPLES))
-    example = (torch.stack([x for x, _ in samples[:SIZE]]),)
+    plain, spec, size = options.get("plain", False), options.get("spec"), options.get("size", SIZE)
+    if spec is None:
+        model, samples = net(plain=plain), data(options.get("samples", SAMPLES))
+        example: tuple = (torch.stack([x for x, _ in samples[:SIZE]]),)
+    else:
+        model, example, samples = tiny(spec, size)  # type: ignore[assignment]
     if "meshes" in options:
         meshes = options["meshes"]
         options["mesh"] = lambda ranks: meshes[str(ranks)]
-    keys = ("mesh", "constraints", "checkpoint", "every", "keep", "recipe")
+    keys = ("mesh", "constraints", "checkpoint", "every", "keep", "recipe", "pipeline", "microbatches", "schedule")
+    given = {key: options[key] for key in keys if key in options}
     job = mw.elastic(
-        net(plain=plain), example, optimizer=adamw, scheduler=decay, timeout_s=options.get("timeout_s", 60.0),
-        dynamic=None if plain else {"x": {0: (2, 12)}}, **{key: options[key] for key in keys if key in options},
+        model, example, optimizer=adamw, scheduler=decay, timeout_s=options.get("timeout_s", 60.0),
+        dynamic=None if plain or spec else {"x": {0: (2, 12)}}, **given,
     )  # fmt: skip
     (folder / f"pid-{job.number}").write_text(str(os.getpid()), encoding="utf-8")
     entered = 0
-    for batch, indices in job.batches(samples, SIZE, epochs=options.get("epochs", EPOCHS), seed=3):
+    for batch, indices in job.batches(samples, size, epochs=options.get("epochs", EPOCHS), seed=3):
         faults.who, faults.step, before = job.number, job.done, (job.done, job.plan.digest(), job.members)
         if job._watch.epoch != entered:
             entered = job._watch.epoch
@@ -165,9 +190,13 @@ def main(options: dict[str, Any]) -> None:
         loss = None
         with job.step():
             faults.at("forward")
-            loss = loss_of(job.model(batch))
-            faults.at("backward")
-            loss.backward()
+            if spec is None:
+                loss = loss_of(job.model(batch))
+                faults.at("backward")
+                loss.backward()
+            else:
+                loss = job.model.step(*batch)  # type: ignore[operator]
+                faults.at("backward")
             faults.at("gate")
             job.optimizer.step()
             faults.at("after")

@@ -1,8 +1,10 @@
 """Random fault schedules, one after another: no hang, no wrong number.
 
     python -m tests.soak_elastic --schedules 100 --seed 0
+    python -m tests.soak_elastic --from 24 --schedules 12 --log soak.txt
 
-Each schedule draws processes, layouts and faults: at chosen places in steps and regroupings, and signals at moments
+Schedule n of a seed is always the same one. Each
+schedule draws processes, layouts and faults: at chosen places in steps and regroupings, and signals at moments
 that nobody chose. A schedule that fails is kept, with its log, and printed as what `elastic_runs` takes.
 """
 
@@ -32,7 +34,7 @@ def schedule(draw: random.Random, folder: Path) -> dict[str, Any]:
         {"mesh": f"{nproc}", "constraints": ["*.weight = R", "*.bias = R", "gain = R", "norm.running_* = R"]},
         {"mesh": f"{nproc}", "constraints": ["*.weight = S(0)", "*.bias = S(0)", "gain = S(0)"]},
     ]
-    layouts += [{**test_elastic.SHARDED, "mesh": f"{nproc // 2}x2"}] * 2 if nproc % 2 == 0 else []
+    layouts += [test_elastic.SHARDED, {**test_elastic.REPLANNED, "mesh": f"{nproc // 2}x2"}] if nproc % 2 == 0 else []
     options = {**draw.choice(layouts), "checkpoint": str(folder / "saved"), "every": draw.randint(1, 4)}
     doomed = draw.sample(range(nproc), draw.randint(1, nproc - 1))
     faults: list[dict[str, Any]] = []
@@ -55,6 +57,8 @@ def schedule(draw: random.Random, folder: Path) -> dict[str, Any]:
 def main() -> int:
     parser = argparse.ArgumentParser()
     parser.add_argument("--schedules", type=int, default=100)
+    parser.add_argument("--from", type=int, default=0, dest="first", help="The number of the first schedule.")
+    parser.add_argument("--log", type=Path, help="Append one line per schedule to this file.")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--watchdog", type=float, default=180.0, help="Seconds for one schedule.")
     parser.add_argument("--until", type=float, default=1e9, help="Begin no schedule after so many seconds.")
@@ -62,7 +66,7 @@ def main() -> int:
     alone = reference_apart()
     root, began, failed, ran = Path(tempfile.mkdtemp(prefix="soak-")), time.monotonic(), 0, 0
     epochs = 0
-    for index in range(asked.schedules):
+    for index in range(asked.first, asked.first + asked.schedules):
         if time.monotonic() - began > asked.until:
             break
         folder = root / str(index)
@@ -76,12 +80,21 @@ def main() -> int:
             test_elastic.sound(found, alone)
         except AssertionError as error:
             failed += 1
+            record(asked.log, f"{index} FAILED {folder}")
             print(f"schedule {index} FAILED: {str(error)[:2000]}\n{json.dumps(given)}\n{folder}", flush=True)
             continue
         print(f"schedule {index}: {given['nproc']} processes, {found.members()}, {found.seconds:.1f} s", flush=True)
+        record(asked.log, f"{index} passed {found.seconds:.1f} s")
         shutil.rmtree(folder)
     print(f"{ran} schedules, {epochs} epochs, {failed} failed, {time.monotonic() - began:.0f} s")
     return 1 if failed else 0
+
+
+def record(log: Path | None, line: str) -> None:
+    """One line more in the file."""
+    if log is not None:
+        with log.open("a", encoding="utf-8") as stream:
+            stream.write(line + "\n")
 
 
 def reference_apart() -> list[float]:
