@@ -39,6 +39,7 @@ VIEWS = {
     aten.squeeze.dim,
     aten.squeeze.dims,
     aten.expand.default,
+    aten.alias.default,
 }
 _IDENTITIES = {
     aten.alias.default,

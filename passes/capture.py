@@ -27,6 +27,7 @@ from . import _torch
 from .canonical import DECOMPOSED, canonicalize
 from .decompositions import DECOMPOSITIONS
 from .graph import Captured, Source, SourceKind, argument
+from .keeping import insert_keeps
 from .known import Branches, Knowing, guarded
 from .naming import block_name, name_nodes
 from .recompute import Recompute
@@ -93,6 +94,7 @@ class Trace:
                 repeat(captured, mode, lambda node: block_name(captured.names.get(node, "")), again)
                 name_nodes(captured)
             attach_regions(captured.graph, self.regions)
+        insert_keeps(captured)
         return captured
 
 

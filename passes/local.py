@@ -22,6 +22,7 @@ from .attention import attention_elsewhere, attention_of_nothing
 from .canonical import VIEWS
 from .collectives import Emitter
 from .graph import Captured, argument, arguments, tensor_args, values_of
+from .keeping import is_keep
 from .lowerings import LOWERINGS
 from .naming import op_name
 
@@ -236,7 +237,9 @@ class _Localizer:
         args, kwargs = moved
         ins = [edge.layout for edge in plan.inputs]
         self.emitter.origin = (name, "op")
-        if plan.rule:
+        if is_keep(node):
+            self.local[node] = args[0]
+        elif plan.rule:
             self.local[node] = LOWERINGS[plan.rule.partition(":")[0]](
                 self.emitter, node, args, kwargs, ins, plan.outputs
             )

@@ -10,6 +10,7 @@ from torch import fx
 from ..plans.errors import RequestError
 from .again import computed_again
 from .graph import Captured, argument
+from .keeping import is_keep, readers_of
 from .naming import draws_random, op_name
 
 __all__ = ["Places", "forward_ops", "light_ops", "stage_starts"]
@@ -118,7 +119,7 @@ class Places:
     def _stage_of_gradient(self, name: str, node: fx.Node) -> int:
         """Where a gradient is given out: where it is made, or below, in a stage that reads its tensor."""
         source = next(n for n, s in self.captured.sources.items() if s.name == name)
-        readers = {self.of[u] for u in source.users if u in self.of and u not in self.light}
+        readers = {self.of[u] for u in readers_of(source) if u in self.of and u not in self.light}
         made = self.stages - 1 if node in self.light else self.of[node]
         return max((stage for stage in readers if stage <= made), default=made)
 
@@ -190,7 +191,8 @@ def _path(name: str) -> str:
 
 
 def light_ops(captured: Captured) -> set[fx.Node]:
-    """Ops that need nothing but inputs without gradient and buffers that stay as they are, and draw nothing."""
+    """Ops that need nothing but inputs without gradient and buffers that stay as they are, and draw nothing; and those
+    that may keep a parameter, each stage for itself."""
     changed = set(captured.mutations)
     light = {
         node
@@ -202,4 +204,4 @@ def light_ops(captured: Captured) -> set[fx.Node]:
     for node in captured.ops():
         if node not in given and not draws_random(node) and all(a in light for a in node.all_input_nodes):
             light.add(node)
-    return light
+    return light | {node for node in captured.ops() if is_keep(node)}

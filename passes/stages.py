@@ -15,6 +15,7 @@ import torch
 from torch import fx
 
 from .graph import Captured, Source
+from .keeping import readers_of
 from .naming import op_name
 from .places import Places, stage_starts
 
@@ -231,7 +232,7 @@ class _Builder:
         """Parameters that ops of other stages read as well."""
         for node, source in self.captured.sources.items():
             if source.kind == "parameter" and source.name in {s.name for s in sources.values()}:
-                stages = {self.places.of[u] for u in node.users if u in self.places.of}
+                stages = {self.places.of[u] for u in readers_of(node) if u in self.places.of}
                 stages |= set(self.places.parts.get(source.name, ()))
                 if stages - {self.index}:
                     yield source.name

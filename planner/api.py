@@ -27,11 +27,12 @@ from .accumulation import Accumulation
 from .capturing import Traces, captured_by_blocks
 from .check import default_loss
 from .constraints import Constraint, Constraints
+from .decisions import Formulation
 from .dynamic import attach, dynamic_dims
 from .fitting import refuse_hopeless, solve_within
 from .floor import least_bytes
 from .folding import Blocks
-from .formulate import Formulation, formulate
+from .formulate import formulate
 from .interrupts import interrupts_wait
 from .memory import Count, counted
 from .optimizers import Optimizer

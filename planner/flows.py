@@ -25,7 +25,7 @@ __all__ = ["Kind", "Product", "Program", "Use"]
 # How a product uses a weight along an axis: its outputs split, its contracted inputs split, rows of a table split, one
 # weight per expert, or the weight whole and the other operand split.
 Kind = Literal["outputs", "inputs", "rows", "experts", "data"]
-_SAME = ("permute", "reshape", "_to_copy", "expand")
+_SAME = ("permute", "reshape", "_to_copy", "expand", "alias")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,19 +11,20 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 from torch import fx
 
 from ..cost_models.prices import Prices
 from ..passes.graph import Captured, Source, tensor_args, values_of
+from ..passes.keeping import is_keep
 from ..passes.naming import op_name
 from ..plans.layouts import Layout
 from ..plans.meshes import Mesh
 from .accumulation import Accumulation
 from .constraints import Constraints
+from .decisions import Decision, Formulation, Kind, Reading
 from .folding import Blocks
 from .hiding import behind_what
 from .op_costs import Fusion, Local, op_seconds
@@ -32,78 +33,7 @@ from .strategies import EXTREMES, Strategies, Strategy
 from .transitions import Transitions, TransitionTable
 from .ways import WRITTEN_OUT, Way
 
-__all__ = ["Decision", "Formulation", "Reading", "formulate"]
-
-Kind = Literal["source", "tangent", "op", "hub", "output"]
-
-
-@dataclass(slots=True, kw_only=True)
-class Decision:
-    """A class of nodes that share one choice. `states[k]` gives, per strategy, the layout index of output k in
-    `tables[k]`; `seconds` the compute time of one member per strategy; `weight` how many nodes of the model it stands
-    for."""
-
-    kind: Kind
-    pattern: str
-    strategies: list[Strategy]
-    tables: list[TransitionTable | None]
-    states: list[np.ndarray | None]
-    members: int = 0
-    weight: float = 0.0
-    seconds: np.ndarray = field(default_factory=lambda: np.zeros(0))
-    node: fx.Node | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Reading:
-    """Node `reader` takes output `output` of decision `source` as its tensor input `at`, perhaps by way of hub `via`.
-    `early` readings are of parameters (or views and casts of them), which can be gathered ahead of their use."""
-
-    source: int
-    output: int
-    via: int | None
-    reader: int
-    at: int
-    node: fx.Node
-    of: fx.Node
-    backward: bool
-    early: bool
-
-
-@dataclass(slots=True, kw_only=True)
-class Formulation:
-    """The problem and how to read its solution. `of` maps a node to its decision; `readings` lists every use of a
-    tensor, `grads` the reductions of gradients; `hidden` gives the seconds of communication behind compute that the
-    problem leaves out."""
-
-    captured: Captured
-    mesh: Mesh
-    prices: Prices
-    transitions: Transitions
-    decisions: list[Decision]
-    of: dict[fx.Node, int]
-    results: dict[str, int]
-    readings: list[Reading]
-    problem: Problem
-    fusion: Fusion
-    blocks: Blocks
-    grads: list[Reading]
-    hidden: dict[Pair, np.ndarray]
-    accumulation: Accumulation = field(default_factory=Accumulation)
-    _owners: dict[tuple[str, str], Decision] = field(default_factory=dict)
-
-    def owner(self, decision: Decision) -> Decision:
-        """Of the decisions on nodes that are equal up to block numbers, the one that most blocks follow."""
-        if not self._owners:
-            for rival in self.decisions:
-                known = self._owners.get((rival.kind, rival.pattern))
-                if known is None or rival.weight > known.weight:
-                    self._owners[rival.kind, rival.pattern] = rival
-        return self._owners[decision.kind, decision.pattern]
-
-    def strategy(self, choices: Sequence[int], index: int) -> Strategy:
-        """The chosen strategy of a decision."""
-        return self.decisions[index].strategies[choices[index]]
+__all__ = ["formulate"]
 
 
 def formulate(
@@ -329,8 +259,15 @@ class _Builder:
                         of=base,
                         backward=backward,
                         early=early,
+                        behind=self.of[self._first_reader(node)],
                     )
                 )
+
+    def _first_reader(self, node: fx.Node) -> fx.Node:
+        """The op that a kept parameter is first read by; any other node itself."""
+        while is_keep(node):
+            node = min(user for user in node.users if user.op == "call_function")
+        return node
 
     def _hub(self, base: fx.Node, output: int, backward: bool) -> int:
         source = self.decisions[self.of[base]]
@@ -381,6 +318,7 @@ class _Builder:
             of=base,
             backward=backward,
             early=False,
+            behind=target,
         )
         (self.grads if backward else self.readings).append(reading)
 
@@ -445,7 +383,7 @@ class _Builder:
         while (
             node.op == "call_function"
             and len(node.all_input_nodes) == 1
-            and op_name(node) in ("permute", "reshape", "_to_copy", "expand")
+            and op_name(node) in ("permute", "reshape", "_to_copy", "expand", "alias")
         ):
             node = node.all_input_nodes[0]
         return node in self.parameters
@@ -479,10 +417,8 @@ class _Builder:
         pair = (source, reader) if source < reader else (reader, source)
         if hides:
             # Hidden communication takes a share of memory bandwidth and of the multiprocessors.
-            exposed = np.maximum(
-                cost * self.prices.unhidden,
-                cost - behind_what(a, b, self.decisions[reading.reader], gradient=reading in self.grads) * weight,
-            )
+            ahead = behind_what(a, b, self.decisions[reading.behind], reading, gradient=reading in self.grads)
+            exposed = np.maximum(cost * self.prices.unhidden, cost - ahead * weight)
             behind = np.where(np.isfinite(cost), cost - np.where(np.isfinite(cost), exposed, 0.0), 0.0)
             _add(self.hidden, pair, behind if source < reader else behind.T)
             cost = exposed

@@ -6,17 +6,38 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from ..passes.keeping import KEPT, is_keep
+
 if TYPE_CHECKING:
-    from .formulate import Decision
+    from .decisions import Decision, Reading
 
-__all__ = ["behind_what"]
+__all__ = ["behind_what", "keeps"]
 
 
-def behind_what(source: Decision, target: Decision, reader: Decision, *, gradient: bool) -> np.ndarray:
+def behind_what(
+    source: Decision, target: Decision, behind: Decision, reading: Reading, *, gradient: bool
+) -> np.ndarray:
     """Compute seconds that a move from `source` to `target` can hide behind, per choice of the two: a gradient's behind
-    the op that made it, a parameter's behind its reader (of several, through a hub, the least of the first)."""
+    the op that made it, a parameter's behind its reader (of several, through a hub, the least of the first).
+
+    One gather of a parameter, kept for the backward, hides behind the least of its first reader, which then has nothing
+    left to hide another.
+    """
     if gradient:
         return source.seconds[:, None] if source.kind == "op" else np.zeros((1, 1))
-    if target.kind == "op":
-        return target.seconds[None, :]
-    return np.full((1, 1), reader.seconds.min())
+    if keeps(target):
+        return np.where(_kept(target), behind.seconds.min(), 0.0)[None, :]
+    if target.kind != "op":
+        return np.full((1, 1), behind.seconds.min())
+    if keeps(source) and not reading.backward:
+        return np.where(_kept(source), 0.0, 1.0)[:, None] * target.seconds[None, :]
+    return target.seconds[None, :]
+
+
+def keeps(decision: Decision) -> bool:
+    """Whether a decision is on whether a parameter is kept gathered."""
+    return decision.kind == "op" and decision.node is not None and is_keep(decision.node)
+
+
+def _kept(decision: Decision) -> np.ndarray:
+    return np.array([strategy.local == KEPT for strategy in decision.strategies])

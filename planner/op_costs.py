@@ -17,6 +17,7 @@ from torch import fx
 from ..cost_models.prices import Prices
 from ..passes.canonical import VIEWS
 from ..passes.graph import Captured, tensor_args, value_of, values_of
+from ..passes.keeping import is_keep
 from ..passes.naming import op_name
 from .folding import Blocks
 from .regions import region_seconds
@@ -142,7 +143,7 @@ def op_seconds(
     """Seconds of `node` under each strategy, launch included. `rules[s]` is the special local program of strategy s."""
     count = len(ins[0].bytes) if ins else len(next(o for o in outs if o is not None).bytes)
     if is_view(node) or op_name(node) in _FREE:
-        return np.full(count, 0.0 if fusion.compiled else prices.view_s)
+        return np.full(count, 0.0 if fusion.compiled or is_keep(node) else prices.view_s)
     made = sum((out.bytes for out in outs if out is not None), np.zeros(count)) if fusion.writes(node) else 0.0
     return _kernel_s(node, outs, ins, prices, fusion, rules) + prices.fresh_s(made)
 

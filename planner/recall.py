@@ -17,8 +17,8 @@ from ..passes.naming import op_name
 from ..plans.layouts import Layout
 from ..plans.plan import Edge, Node, Plan
 from ..plans.stamps import Stamp, paired
+from .decisions import Decision, Formulation, Reading
 from .folding import Blocks
-from .formulate import Decision, Formulation, Reading
 
 __all__ = ["Recalled", "recall"]
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from torch import fx
 
-from .formulate import Formulation, Reading
+from .decisions import Formulation, Reading
 from .hiding import behind_what
 
 __all__ = ["Shares", "charged", "shares_of"]
@@ -86,6 +86,6 @@ def _seconds(
     seconds = float(table.seconds[table.index[here], table.index[there]])
     if not (gradient or reading.early):
         return seconds
-    window = behind_what(a, b, decisions[reading.reader], gradient=gradient)
+    window = behind_what(a, b, decisions[reading.behind], reading, gradient=gradient)
     row, column = (choices[k] if size > 1 else 0 for k, size in zip((start, end), window.shape, strict=True))
     return max(seconds * formulation.prices.unhidden, seconds - float(window[row, column]))

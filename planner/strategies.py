@@ -18,9 +18,10 @@ import torch
 from torch import fx
 
 from ..passes.graph import tensor_args, value_of, values_of
+from ..passes.keeping import KEPT, is_keep
 from ..passes.naming import draws_random, op_name
 from ..plans.errors import UnsupportedOpError
-from ..plans.layouts import PARTIAL, Layout, Placement, is_partial, pieces, shard_dim
+from ..plans.layouts import PARTIAL, REPLICATE, Layout, Placement, is_partial, pieces, shard_dim
 from ..plans.meshes import Mesh
 from . import _torch
 from .regions import region_layouts
@@ -126,7 +127,10 @@ class Strategies:
         can = None if extremes is None else tuple(extremes)
         key = (op_key(node), can, *map(op_key, twins))
         if key not in self._strategies:
-            found = self._of_region(node) if "region" in node.meta else self._compose(node, name, can)
+            if is_keep(node):
+                found = self._of_keep(node)
+            else:
+                found = self._of_region(node) if "region" in node.meta else self._compose(node, name, can)
             self._strategies[key] = [s for s in found if all(self.holds(twin, s, name) for twin in twins)]
         return self._strategies[key]
 
@@ -134,6 +138,8 @@ class Strategies:
         """Whether `strategy` computes what `node` computes, though perhaps of pieces that no search would look at."""
         if "region" in node.meta:
             return strategy in self._of_region(node)
+        if is_keep(node):
+            return strategy in self._of_keep(node)
         per_axis = []
         for axis, parts in enumerate(self.mesh.shape):
             outs = tuple(None if layout is None else layout[axis] for layout in strategy.outs)
@@ -149,6 +155,14 @@ class Strategies:
         """The placements that the user gave a region, and no others."""
         given = enumerate(region_layouts(node, self.mesh))
         return [Strategy(outs, ins, f"region:{at}") for at, (outs, ins) in given]
+
+    def _of_keep(self, node: fx.Node) -> list[Strategy]:
+        """How a parameter may lie between forward and backward: in any layout, for readers that gather for themselves,
+        or gathered along an axis, once for all of them. The two differ in what the gathers hide behind (hiding.py)."""
+        layouts = self.of_tensor(value_of(node).shape)
+        axes = [axis for axis, parts in enumerate(self.mesh.shape) if parts > 1]
+        gathered = [layout for layout in layouts if any(layout[axis] == REPLICATE for axis in axes)]
+        return [*(Strategy((x,), (x,)) for x in layouts), *(Strategy((x,), (x,), KEPT) for x in gathered)]
 
     def of_tensor(self, shape: Sequence[int], *, partial: bool = False) -> list[Layout]:
         """Every layout in which a parameter, buffer or input of `shape` (elements) can be held."""

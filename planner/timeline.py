@@ -19,10 +19,11 @@ from torch import fx
 
 from ..passes.blocks import Run
 from ..passes.graph import tensor_args
+from ..passes.keeping import is_keep
 from ..passes.naming import op_name
 from ..plans.plan import Memory
+from .decisions import Formulation, Reading
 from .folding import CAPTURED
-from .formulate import Formulation, Reading
 from .op_costs import is_view
 from .optimizers import Optimizer
 from .problem import Pair, Problem, Row
@@ -194,10 +195,13 @@ class Timeline:
     def _started(self) -> dict[int, int]:
         """For each moment that reads a parameter, the one at which its gather is started: the reading before it."""
         found: dict[int, int] = {}
-        early = [r for r in self.formulation.readings if r.early and r.node in self.moment]
+        early = [r for r in self.formulation.readings if r.early and r.node in self.moment and not is_keep(r.node)]
         for backward in (False, True):
             moments = sorted({self.moment[r.node] for r in early if r.backward == backward})
             found |= dict(zip(moments[1:], moments, strict=False))
+        for node in filter(is_keep, self.order):
+            first = min(self.moment[user] for user in node.users)
+            found[self.moment[node]] = found.get(first, first)
         return found
 
     def _copy(

@@ -23,14 +23,16 @@ from ..cost_models.workload import Line, Move, Primitive, Workload
 from ..passes.blocks import with_fewer_blocks
 from ..passes.capture import capture
 from ..passes.graph import tensor_args, values_of
+from ..passes.keeping import KEPT
 from ..passes.trees import flatten_call
 from ..plans.errors import RequestError
 from ..plans.layouts import Layout, shard_dim
 from ..plans.plan import DynamicDim, Plan
 from .api import Draft
+from .decisions import Decision, Reading
 from .dynamic import call_at, dynamic_dims
 from .explain import reopen
-from .formulate import Decision, Reading
+from .hiding import keeps
 from .op_costs import Local, op_seconds
 from .own_rules import OpRule, attach_rules
 from .shares import charged
@@ -303,10 +305,14 @@ class Writer:
         decisions, choices = self.formulation.decisions, self.choices
         if gradient:
             return (self.line(start, choices[start]),) if decisions[start].kind == "op" else ()
-        if decisions[end].kind == "op":
+        a, b = decisions[start], decisions[end]
+        if keeps(b) and b.strategies[choices[end]].local != KEPT:
+            return ()
+        if keeps(a) and not reading.backward and a.strategies[choices[start]].local == KEPT:
+            return ()
+        if b.kind == "op" and not keeps(b):
             return (self.line(end, choices[end]),)
-        reader = decisions[reading.reader]
-        return tuple(self.line(reading.reader, choice) for choice in range(len(reader.strategies)))
+        return tuple(self.line(reading.behind, choice) for choice in range(len(decisions[reading.behind].strategies)))
 
     def _way(self, reading: Reading, item: int, here: Layout, there: Layout, texts: Sequence[str]) -> Line:
         """The steps of a way, each as a collective and the copies that it takes."""

@@ -15,8 +15,8 @@ from ..plans.clusters import Cluster
 from ..plans.layouts import Layout
 from ..plans.plan import Block, Edge, Model, Node, Options, Plan, Predicted, Solver, Tensor
 from ..plans.version import VERSION
+from .decisions import Decision, Formulation, Reading
 from .folding import MIDDLE, Blocks
-from .formulate import Decision, Formulation, Reading
 from .op_costs import dtype_name, family_of
 from .problem import Solution
 from .timeline import Timeline

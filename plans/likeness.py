@@ -34,7 +34,7 @@ __all__ = ["Departure", "Likeness", "likeness"]
 How = Literal["data", "outputs", "inputs", "experts", "nothing"]
 # Ops that multiply by a weight or look it up, and those that only change its looks.
 _PRODUCTS = {"einsum", "bmm", "mm", "addmm", "convolution", "embedding", "_grouped_mm"}
-_LOOKS = {"permute", "reshape", "_to_copy", "expand"}
+_LOOKS = {"permute", "reshape", "_to_copy", "expand", "alias"}
 _WORDS: dict[How, str] = {
     "data": "used whole on split data",
     "outputs": "used with its outputs split",
