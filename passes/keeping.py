@@ -10,15 +10,12 @@ from __future__ import annotations
 import torch
 from torch import fx
 
+from ..plans.marks import KEEP
 from .graph import Captured, emit
 
-__all__ = ["KEEP", "KEPT", "insert_keeps", "is_keep", "readers_of"]
+__all__ = ["insert_keeps", "is_keep", "readers_of"]
 
 _ALIAS = torch.ops.aten.alias.default
-# What the name of such a node ends in, after that of its parameter.
-KEEP = "::keep"
-# The rule of a node that holds its parameter from the forward to the backward otherwise than the parameter is held.
-KEPT = "kept"
 
 
 def insert_keeps(captured: Captured) -> None:

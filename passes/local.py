@@ -15,6 +15,7 @@ from torch import fx
 
 from ..plans.errors import ReplayError
 from ..plans.layouts import REPLICATE, Layout, local_shape
+from ..plans.marks import LATE
 from ..plans.meshes import Mesh
 from ..plans.plan import Edge, Node
 from ..plans.steps import parse_step
@@ -188,11 +189,13 @@ class _Localizer:
         return outputs, mutations
 
     def _backward(self) -> dict[str, fx.Node]:
-        """Gradients by name. One is reduced as soon as it is there, so that its whole does not stay alive."""
+        """Gradients by name. One is reduced as soon as it is there, so that its whole does not stay alive; those
+        that the plan wants late, when all are there."""
         captured = self.captured
         names: dict[fx.Node, list[str]] = {}
         for name, node in captured.grads.items():
-            names.setdefault(node, []).append(name)
+            if self.lookup(f"{name}::gradient").rule != LATE:
+                names.setdefault(node, []).append(name)
         gradients: dict[str, fx.Node] = {}
         for node in captured.ops():
             if node in captured.backward:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import os
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any, Literal
 
 import msgspec
@@ -322,6 +323,8 @@ def draft(
     if named is not None:
         limits.recipe = str(named)
         limits.exact = recipe_constraints(named, captured, replicate=replicate)
+        if named.axes("zero1"):
+            accumulation = replace(accumulation or Accumulation(), late=True)
     for node, source in captured.sources.items():
         limits.widen(captured.names[node], source.shape, grid.shape)
     formulation = formulate(

@@ -22,6 +22,7 @@ from ..plans.clusters import Cluster
 from ..plans.errors import Infeasible, RequestError
 from ..plans.meshes import Mesh
 from ..plans.plan import Plan
+from ..plans.recipes import Recipe
 from .accumulation import Reduce
 from .api import Draft
 from .folding import Blocks
@@ -174,7 +175,7 @@ class _Search:
     def try_one(self, degrees: Degrees, seconds: float) -> None:
         """Plan these degrees, first with little recomputation, and keep the plan if it is the fastest."""
         modes: Sequence[Recompute] = ("pointwise", "block") if self.recompute == "auto" else (self.recompute,)
-        reductions: Sequence[Reduce] = ("step", "microbatch") if degrees.microbatches > 1 else ("step",)
+        reductions = self._reductions(degrees)
         for mode, reduce in itertools.product(modes, reductions):
             try:
                 found = solve_joined(
@@ -190,6 +191,14 @@ class _Search:
                 if self.best is None or found.step_s < self.best.step_s:
                     self.best = found
             return
+
+    def _reductions(self, degrees: Degrees) -> Sequence[Reduce]:
+        """When gradients may be reduced: once in a step, or where a recipe or memory asks for it in each part."""
+        recipe = self.request.get("recipe")
+        named = None if recipe is None else Recipe.parse(recipe, degrees.mesh)
+        if degrees.microbatches == 1 or (named is not None and named.axes("zero1")):
+            return ("step",)
+        return ("microbatch",) if named is not None and named.axes("zero2") else ("step", "microbatch")
 
     def _draft(self, degrees: Degrees, mode: Recompute, reduce: Reduce) -> Draft:
         key = degrees.microbatches, mode

@@ -25,12 +25,22 @@ def stands_for_all(captured: Captured, blocks: Blocks, run: Run) -> bool:
     block and to the outside, and no node of the outside belongs to one block or to some."""
     inside = _repetitions(captured, run)
     found: dict[str, set[int]] = {}
+    handed: dict[tuple[str, int], dict[int, set[str]]] = {}
     for node, number in inside.items():
         if node.op != "call_function":
             continue
-        found.setdefault(blocks.pattern(captured.names[node]), set()).add(number)
-        if any(abs(inside.get(source, number) - number) > 1 for source in node.all_input_nodes):
-            return False
+        pattern = blocks.pattern(captured.names[node])
+        found.setdefault(pattern, set()).add(number)
+        for source in node.all_input_nodes:
+            step = inside.get(source, number) - number
+            if abs(step) > 1:
+                return False
+            if step:
+                what = blocks.pattern(captured.names[source])
+                handed.setdefault((pattern, step), {}).setdefault(number, set()).add(what)
+    # The middle block must take from a neighbour what that one would take from it: a sum over blocks begins otherwise.
+    if any(len(set(map(frozenset, by.values()))) > 1 for by in handed.values()):
+        return False
     if not found or any(numbers == {MIDDLE} for numbers in found.values()):
         return False
     return not any(inside.get(node) == MIDDLE for node in captured.outputs if node is not None) and not any(

@@ -362,11 +362,11 @@ class _Builder:
         shown: dict[tuple, Reading] = {}
         hubs: set[tuple] = set()
         names = self.captured.names
-        share = self.accumulation.share
+        share, beside = self.accumulation.share, self.accumulation.hides
         for reading, part in (*((r, 1.0) for r in self.readings), *((r, share) for r in self.grads)):
             start, output = (reading.source, reading.output) if reading.via is None else (reading.via, 0)
             at = reading.at if self.decisions[reading.reader].kind == "op" else None
-            hides = reading.early or self.decisions[reading.reader].node in self.parameters
+            hides = reading.early or (self.decisions[reading.reader].node in self.parameters and beside)
             key = (start, output, reading.reader, at, reading.backward, hides)
             weights[key] += part * self.blocks.uses(names[reading.of], names[reading.node])
             shown[key] = reading

@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ..passes.keeping import KEPT, is_keep
+from ..passes.keeping import is_keep
+from ..plans.marks import KEPT
 
 if TYPE_CHECKING:
     from .decisions import Decision, Reading

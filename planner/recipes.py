@@ -3,7 +3,9 @@
 What is constrained, per mesh axis (everything else is solved):
 
     ddp     parameters whole; inputs split over the batch; products give their part of the batch
-    fsdp    likewise, but parameters split, along whichever dim
+    fsdp    likewise, but parameters split, along whichever dim, and held so between the forward and the backward
+    zero2   likewise, but parameters gathered whole between the forward and the backward
+    zero1   as zero2; that gradients stay whole until the backward is done is asked of the step (Accumulation.late)
     cp      products, and attention where it gathers, give their part of the sequence
     ep      weights of experts and what products with them give split over the experts; the rest as in ddp, but with
             the other parameters left open
@@ -11,7 +13,7 @@ What is constrained, per mesh axis (everything else is solved):
             products' outputs too; parameters that no product reads whole; values between pairs whole
     tp-sp   likewise, with the values between pairs split over the tokens
 
-Axes are worked out one by one, those of ddp, fsdp and ep together as far as the batch goes.
+Axes are worked out one by one, those of ddp, fsdp, zero1, zero2 and ep together as far as the batch goes.
 """
 
 from __future__ import annotations
@@ -23,6 +25,7 @@ from collections.abc import Sequence
 from torch import fx
 
 from ..passes.graph import Captured, value_of, values_of
+from ..passes.keeping import is_keep
 from ..plans.errors import RequestError
 from ..plans.layouts import REPLICATE, Placement, chunk_sizes, shard, shard_dim
 from ..plans.recipes import Recipe
@@ -50,7 +53,7 @@ class _Writer:
         self.parameters = [n for n, s in captured.sources.items() if s.kind == "parameter"]
 
     def run(self) -> dict[str, Constraint]:
-        over_batch = self.recipe.axes("ddp", "fsdp", "ep")
+        over_batch = self.recipe.axes("ddp", "fsdp", "zero1", "zero2", "ep")
         if over_batch:
             self._batch(over_batch)
         for axis in self.recipe.axes("cp"):
@@ -103,10 +106,15 @@ class _Writer:
                     self._pin(program.products[node].weight, axis, use.weight)
                 continue
             for node in self.parameters:
+                between = [user for user in node.users if is_keep(user)]
                 if way == "ddp":
-                    self._pin(node, axis, REPLICATE)
+                    pins = {node: REPLICATE, **dict.fromkeys(between, REPLICATE)}
                 elif any(0 not in chunk_sizes(n, self.mesh.shape[axis]) for n in value_of(node).shape):
-                    self._pin(node, axis, SPLIT)
+                    pins = {node: SPLIT, **dict.fromkeys(between, SPLIT if way == "fsdp" else REPLICATE)}
+                else:
+                    pins = {}
+                for held, placement in pins.items():
+                    self._pin(held, axis, placement)
 
     def _sequence(self, axis: int) -> None:
         """Pins of context parallelism."""

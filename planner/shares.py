@@ -84,7 +84,7 @@ def _seconds(
             reading.of.meta["val"].shape, reading.of.meta["val"].element_size(), extremes=True
         )
     seconds = float(table.seconds[table.index[here], table.index[there]])
-    if not (gradient or reading.early):
+    if not (reading.early or (gradient and formulation.accumulation.hides)):
         return seconds
     window = behind_what(a, b, decisions[reading.behind], reading, gradient=gradient)
     row, column = (choices[k] if size > 1 else 0 for k, size in zip((start, end), window.shape, strict=True))

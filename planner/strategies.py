@@ -18,10 +18,11 @@ import torch
 from torch import fx
 
 from ..passes.graph import tensor_args, value_of, values_of
-from ..passes.keeping import KEPT, is_keep
+from ..passes.keeping import is_keep
 from ..passes.naming import draws_random, op_name
 from ..plans.errors import UnsupportedOpError
 from ..plans.layouts import PARTIAL, REPLICATE, Layout, Placement, is_partial, pieces, shard_dim
+from ..plans.marks import KEPT
 from ..plans.meshes import Mesh
 from . import _torch
 from .regions import region_layouts

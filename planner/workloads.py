@@ -23,10 +23,10 @@ from ..cost_models.workload import Line, Move, Primitive, Workload
 from ..passes.blocks import with_fewer_blocks
 from ..passes.capture import capture
 from ..passes.graph import tensor_args, values_of
-from ..passes.keeping import KEPT
 from ..passes.trees import flatten_call
 from ..plans.errors import RequestError
 from ..plans.layouts import Layout, shard_dim
+from ..plans.marks import KEPT
 from ..plans.plan import DynamicDim, Plan
 from .api import Draft
 from .decisions import Decision, Reading
@@ -296,7 +296,7 @@ class Writer:
         if here not in table.index or there not in table.index:
             table = form.transitions.table(value.shape, value.element_size(), extremes=True)
         line = self._way(reading, value.element_size(), here, there, table.way(here, there))
-        if not (gradient or reading.early):
+        if not (reading.early or (gradient and form.accumulation.hides)):
             return Move(line=line, weight=weight, behind=None)
         return Move(line=line, weight=weight, behind=self._behind(reading, start, end, gradient=gradient))
 

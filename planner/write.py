@@ -13,6 +13,7 @@ from ..passes.graph import Captured, tensor_args, values_of
 from ..passes.naming import op_name
 from ..plans.clusters import Cluster
 from ..plans.layouts import Layout
+from ..plans.marks import LATE
 from ..plans.plan import Block, Edge, Model, Node, Options, Plan, Predicted, Solver, Tensor
 from ..plans.version import VERSION
 from .decisions import Decision, Formulation, Reading
@@ -187,7 +188,8 @@ def _updates(formulation: Formulation) -> list[tuple[str, Reading]]:
 
 def _result(formulation: Formulation, choices: Sequence[int], reading: Reading, name: str, op: str) -> Node:
     edge = _edge(formulation, choices, reading)
-    return Node(name=name, op=op, outputs=(edge.layout,), inputs=(edge,), rule="", time_s=0.0, count=1)
+    rule = LATE if op == "gradient" and formulation.accumulation.late else ""
+    return Node(name=name, op=op, outputs=(edge.layout,), inputs=(edge,), rule=rule, time_s=0.0, count=1)
 
 
 def _edge(formulation: Formulation, choices: Sequence[int], reading: Reading) -> Edge:

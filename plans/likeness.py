@@ -10,19 +10,21 @@ A product of the forward uses its weight along an axis in one of these ways, whi
     whole    whole           whole      nothing
 
 The way that most of the products' time goes is the way of the axis; weights that go another way are exceptions. Where
-data is split, a parameter is stored whole (ddp) or split (fsdp), the most bytes decide.
+data is split, a parameter is stored whole (ddp) or split, the most bytes decide; of the split ones most are gathered for
+each half of the step (fsdp) or once (zero2, or zero1 where gradients stay whole to the end of the backward).
 """
 
 from __future__ import annotations
 
 import math
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Literal
 
 from msgspec import Struct
 
 from .layouts import is_partial, shard_dim
+from .marks import KEEP, LATE
 from .recipes import recipe_name
 from .words import axis_words, dtype_bytes
 
@@ -44,6 +46,8 @@ _WORDS: dict[How, str] = {
 }
 # More than this part of the products' time has to go one way.
 _MOST = 0.5
+# The ways that split the batch, by how parameters are stored.
+_STORED = ("ddp", "fsdp", "zero1", "zero2")
 _SHOWN = 6
 
 
@@ -161,16 +165,19 @@ def _way(plan: Plan, axis: int, uses: list[_Use]) -> tuple[str | None, list[Depa
     elif time["experts"] and data + time["experts"] > _MOST * whole:
         way, fits = "ep", ("data", "experts")
     elif data > _MOST * whole:
-        way = "cp" if _splits_sequence(plan, axis, uses) else "fsdp" if _stores_split(plan, axis) else "ddp"
+        way = "cp" if _splits_sequence(plan, axis, uses) else _storing(plan, axis)
         fits = ("data",)
     else:
         return None, []
     name = plan.mesh.axis_names[axis]
     odd = {use.parameter.name: _WORDS[use.how(axis)] for use in uses if use.how(axis) not in fits}
-    for tensor_ in plan.parameters if way in ("ddp", "fsdp") else ():
+    kept = _kept(plan, axis) if way in _STORED else {}
+    for tensor_ in plan.parameters if way in _STORED else ():
         split = shard_dim(tensor_.layout[axis]) is not None
-        if split != (way == "fsdp") and any(n >= plan.mesh.shape[axis] for n in tensor_.shape):
+        if split != (way != "ddp") and any(n >= plan.mesh.shape[axis] for n in tensor_.shape):
             odd.setdefault(tensor_.name, "stored split" if split else "stored whole")
+        elif split and kept.get(tensor_.name, way != "fsdp") != (way != "fsdp"):
+            odd.setdefault(tensor_.name, "gathered once" if way == "fsdp" else "gathered anew in the backward")
     return way, [Departure(name=n, axis=name, words=words) for n, words in odd.items()]
 
 
@@ -191,10 +198,31 @@ def _splits_sequence(plan: Plan, axis: int, uses: list[_Use]) -> bool:
     return 2 * dims.count("S(1)") > len(dims)
 
 
-def _stores_split(plan: Plan, axis: int) -> bool:
-    """Whether most bytes of the parameters are split along an axis."""
-    size = {True: 0, False: 0}
+def _storing(plan: Plan, axis: int) -> str:
+    """How most bytes of the parameters are stored along an axis, and most of those split gathered."""
+    size: Counter[str] = Counter()
+    kept = _kept(plan, axis)
     for tensor in plan.parameters:
-        split = shard_dim(tensor.layout[axis]) is not None
-        size[split] += plan.copies(tensor.name) * math.prod(tensor.shape) * dtype_bytes(tensor.dtype)
-    return size[True] > size[False]
+        what = "split" if shard_dim(tensor.layout[axis]) is not None else "whole"
+        if what == "split" and tensor.name in kept:
+            size["kept" if kept[tensor.name] else "anew"] += _bytes(plan, tensor)
+        size[what] += _bytes(plan, tensor)
+    if size["split"] <= size["whole"]:
+        return "ddp"
+    if size["kept"] <= size["anew"]:
+        return "fsdp"
+    pipeline = plan.pipeline
+    if pipeline is not None and pipeline.microbatches > 1:
+        return "zero1" if pipeline.reduce_gradients == "step" else "zero2"
+    return "zero1" if any(node.op == "gradient" and node.rule == LATE for node in plan.nodes) else "zero2"
+
+
+def _kept(plan: Plan, axis: int) -> dict[str, bool]:
+    """Parameters that both halves of the step read, and whether they are whole along an axis from one to the other."""
+    nodes = {node.name: node for node in plan.nodes}
+    found = ((t.name, nodes.get(t.name + KEEP)) for t in plan.parameters)
+    return {name: shard_dim(node.outputs[0][axis]) is None for name, node in found if node and node.outputs[0]}
+
+
+def _bytes(plan: Plan, tensor: Tensor) -> int:
+    return plan.copies(tensor.name) * math.prod(tensor.shape) * dtype_bytes(tensor.dtype)

@@ -5,7 +5,7 @@
     tp:tp+fsdp:dp        by the names of axes (or their numbers); axes that no way names are left to the solver
     ddp:0+fsdp:1,2       a way over several axes
 
-`hsdp` is short for ddp+fsdp, and `zero3` for fsdp.
+`hsdp` is short for ddp+fsdp; `zero3` is another name of fsdp, `fsdp-keep` of zero2; `zero-2` is read as zero2.
 """
 
 from __future__ import annotations
@@ -23,17 +23,18 @@ __all__ = ["RECIPES", "Recipe", "recipe_name"]
 RECIPES: Mapping[str, str] = {
     "ddp": "the batch is split; parameters, gradients and optimizer state are whole on every device",
     "fsdp": "the batch is split; parameters, gradients and optimizer state too: gathered for each use (ZeRO-3)",
+    "zero1": "zero2, but gradients stay whole until the step's backward is done, and are reduced then",
+    "zero2": "as fsdp, but a gathered parameter is kept from the forward to the backward (reshard_after_forward=False)",
     "zero3": "another name of fsdp",
+    "fsdp-keep": "another name of zero2",
     "hsdp": "ddp over one axis, fsdp over the next",
     "tp": "weight products are split, outputs then inputs, vocabulary tables by rows; between them values are whole",
     "tp-sp": "tp, with the values between split over the tokens (sequence parallel)",
     "cp": "the sequence is split; keys and values are gathered for attention (context parallel)",
     "ep": "the batch is split and experts live on their devices; tokens travel to them (expert parallel)",
 }
-_SHORT = {"hsdp": ("ddp", "fsdp"), "zero3": ("fsdp",)}
+_SHORT = {"hsdp": ("ddp", "fsdp"), "zero3": ("fsdp",), "fsdp-keep": ("zero2",)}
 _REFUSED = {
-    "zero1": "gradients whole, optimizer state split",
-    "zero2": "gradients and optimizer state split",
     "ring": "keys and values passed around in a ring",
 }
 _PART = re.compile(r"\s*([A-Za-z][\w-]*)\s*(?::\s*([\w,\s]+?))?\s*")
@@ -91,24 +92,16 @@ def _part(piece: str, text: str) -> tuple[str, list[str] | None]:
     match = _PART.fullmatch(piece)
     if match is None:
         raise RequestError(f"'recipe' must look like fsdp, fsdp+tp or fsdp:dp+tp:tp, got {text[:100]!r}")
-    name = match.group(1).lower()
+    name = re.sub(r"^zero-(?=\d)", "zero", match.group(1).lower())
     if name in _REFUSED:
         raise RequestError(
-            f"'recipe' must be one that the runtime can run, got {name} ({_REFUSED[name]}): {_reason(name)}"
+            f"'recipe' must be one that the runtime can run, got {name} ({_REFUSED[name]}): it moves a piece only by "
+            "collectives of a whole group; take cp, which gathers keys and values"
         )
     if name not in RECIPES:
         raise RequestError(f"'recipe' must be of the ways {', '.join(RECIPES)}, got {name!r}; see `meshwright recipes`")
     axes = match.group(2)
     return name, None if axes is None else [axis.strip() for axis in axes.split(",")]
-
-
-def _reason(name: str) -> str:
-    if name == "ring":
-        return "it moves a piece only by collectives of a whole group; take cp, which gathers keys and values"
-    return (
-        "gradients and optimizer state lie where their parameter lies, and a parameter that is split is gathered anew "
-        "in the backward; take fsdp, which holds no more memory, or ddp"
-    )
 
 
 def _long(name: str) -> tuple[str, ...]:

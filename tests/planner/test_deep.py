@@ -91,7 +91,7 @@ def deep() -> nn.Module:
 
 
 @pytest.mark.parametrize(
-    ("build", "cut"), [(deep, True), (Between, False), (States, False), (Bias, True), (Slices, False)]
+    ("build", "cut"), [(deep, True), (Between, False), (States, False), (Bias, False), (Slices, False)]
 )
 def test_three_blocks_are_captured_only_where_they_stand_for_all(build: Callable[[], nn.Module], cut: bool) -> None:
     torch.manual_seed(0)

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from meshwright.passes.keeping import KEEP, is_keep
+from meshwright.passes.keeping import is_keep
 from meshwright.passes.local import localize
 from meshwright.passes.lookup import PlanLookup
 from meshwright.passes.split import split
@@ -19,6 +19,7 @@ from meshwright.planner.check import check_plan
 from meshwright.planner.fitting import solve_within, within_rooms
 from meshwright.planner.problem import brute_force, evaluate
 from meshwright.plans import Plan
+from meshwright.plans.marks import KEEP
 from meshwright.specs import load_spec
 
 TINY = ("llama-tiny", "gpt2-tiny", "mixtral-tiny")

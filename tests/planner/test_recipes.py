@@ -18,7 +18,8 @@ from meshwright.plans import Layout, Mesh, Plan, Recipe, RequestError
 from meshwright.specs import load_spec
 
 TINY = ("llama-tiny", "gpt2-tiny", "vit-tiny", "mixtral-tiny")
-ONE, TWO = ("ddp", "fsdp", "tp", "tp-sp", "cp"), ("hsdp", "fsdp+tp", "ddp+tp-sp", "cp+tp", "fsdp+cp")
+ONE = ("ddp", "fsdp", "zero1", "zero2", "tp", "tp-sp", "cp")
+TWO = ("hsdp", "fsdp+tp", "ddp+tp-sp", "cp+tp", "fsdp+cp", "ddp+zero2")
 
 
 @functools.lru_cache(maxsize=4)
@@ -53,6 +54,7 @@ def cases() -> list:
         ("llama-tiny", "2", "tp-sp"),
         ("gpt2-tiny", "2", "cp"),
         ("vit-tiny", "2", "fsdp"),
+        ("llama-tiny", "2", "zero1"),
     }
     found = [(spec, mesh, recipe) for spec in TINY for mesh in ("2", "4") for recipe in ONE]
     found += [(spec, "2x2", recipe) for spec in TINY for recipe in TWO]
