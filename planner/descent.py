@@ -68,7 +68,8 @@ class Descent:
                 costs, change = self._options(node, chosen, totals, fines)
                 choice = int(costs.argmin())
                 here = chosen[node]
-                if costs[choice] < costs[here] - 1e-12 * abs(costs[here]):
+                least = costs[here] - 1e-12 * abs(costs[here]) if np.isfinite(costs[here]) else np.inf
+                if costs[choice] < least:
                     totals += change[:, choice] - change[:, here]
                     chosen[node] = choice
                     moved = True

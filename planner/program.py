@@ -132,11 +132,16 @@ def build(problem: Problem, reference_s: float, *, elastic: bool = False) -> Pro
             constant += float(costs[0])
             first.append(-1)
             continue
-        first.append(builder.add_columns((costs - costs.min()) * weight))
-        constant += float(costs.min())
-        row = builder.add_rows(1, 1.0, 1.0)
-        columns = np.arange(first[-1], first[-1] + len(costs))
-        builder.put(np.full(len(costs), row), columns, np.ones(len(costs)))
+        able = np.isfinite(costs)
+        least = float(costs[able].min()) if able.any() else 0.0
+        first.append(builder.add_columns((np.where(able, costs, least) - least) * weight))
+        constant += least
+        # One of the choices that are not forbidden, and none of the others.
+        for flags, taken in ((able, 1.0), (~able, 0.0)):
+            if taken or flags.any():
+                columns = first[-1] + np.flatnonzero(flags)
+                row = builder.add_rows(1, taken, taken)
+                builder.put(np.full(len(columns), row), columns, np.ones(len(columns)))
     binaries = builder.columns
     pairs: dict[tuple[int, int], tuple[np.ndarray, np.ndarray, int]] = {}
     for (i, j), matrix in problem.edges.items():

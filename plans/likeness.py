@@ -10,8 +10,8 @@ A product of the forward uses its weight along an axis in one of these ways, whi
     whole    whole           whole      nothing
 
 The way that most of the products' time goes is the way of the axis; weights that go another way are exceptions. Where
-data is split, a parameter is stored whole (ddp) or split, the most bytes decide; of the split ones most are gathered for
-each half of the step (fsdp) or once (zero2, or zero1 where gradients stay whole to the end of the backward).
+data is split, a parameter is stored whole (ddp) or split, the most bytes decide; of the split ones most are gathered
+for each half of the step (fsdp) or once (zero2, or zero1 where gradients stay whole to the end of the backward).
 """
 
 from __future__ import annotations

@@ -10,6 +10,7 @@ from torch import fx, nn
 
 from meshwright.passes import Captured, op_name
 from meshwright.passes.graph import argument, tensor_args, value_of
+from meshwright.passes.keeping import is_keep, readers_of
 from meshwright.passes.naming import draws_random
 
 from ..oracle import captured_values
@@ -51,7 +52,12 @@ def canonical(function: Callable[..., Any], *inputs: torch.Tensor, **modules: nn
 
 
 def forward(captured: Captured) -> list[str]:
-    return [op_name(n) for n in captured.ops() if n not in captured.backward]
+    return [op_name(n) for n in computing(captured) if n not in captured.backward]
+
+
+def computing(captured: Captured) -> list[fx.Node]:
+    """The ops without those that only may keep a parameter."""
+    return [n for n in captured.ops() if not is_keep(n)]
 
 
 def every(captured: Captured) -> list[str]:
@@ -70,9 +76,9 @@ def test_a_linear_layer_over_batch_and_sequence_is_one_einsum_over_both() -> Non
     assert every(captured).count("reshape") <= 1  # the bias's gradient, from [1, 5]
     assert "permute" not in every(captured)
     assert forward(captured) == ["einsum", "add"]
-    left, right = argument(captured.ops()[0], 1)
+    left, right = argument(computing(captured)[0], 1)
     assert captured.names[left] == "args.0"
-    assert captured.names[right] == "inner.weight"
+    assert captured.names[right] == "inner.weight::keep"
     assert all(value_of(n).dim() != 2 or value_of(n).shape[0] != 6 for n in captured.ops())  # nothing is flattened
 
 
@@ -90,7 +96,7 @@ def test_operands_may_be_permuted() -> None:
     """The rows of the product are flattened from (1, 0), so its letters must come in that order."""
     captured = canonical(lambda m, x: m.inner(x.transpose(0, 1)), real(2, 3, 4), inner=nn.Linear(4, 5, bias=False))
     assert "reshape" not in every(captured)
-    first = captured.ops()[0]
+    first = computing(captured)[0]
     assert op_name(first) == "einsum"
     assert captured.names[argument(first, 1)[0]] == "args.0"
     assert value_of(first).shape == (3, 2, 5)
@@ -290,7 +296,7 @@ def test_a_view_of_a_parameter_is_repeated_for_the_backward() -> None:
 def readers(captured: Captured, name: str, op: str) -> list[bool]:
     """Whether each `op` that reads the source `name` is in the backward."""
     source = next(n for n, s in captured.sources.items() if s.name == name)
-    return sorted(user in captured.backward for user in source.users if op_name(user) == op)
+    return sorted(user in captured.backward for user in readers_of(source) if op_name(user) == op)
 
 
 def test_the_backward_is_what_no_output_needs() -> None:
