@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 from scipy.optimize import least_squares
 
-from meshwright.cost_models import recipes
+from meshwright.cost_models import recipe_data, recipes
 from meshwright.cost_models.published_recipes import Books, read_recipe, recipe_kind
 from meshwright.cost_models.recipes import recipe_step
 from meshwright.cost_models.repricing import Priced, statistics
@@ -197,8 +197,9 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=8, help="evaluations of the residuals' slope; 0: no fit")
     parser.add_argument("--only", default="", help="blocks of parameters to fit, by name")
     options = parser.parse_args()
-    for name in ("gemm_s", "attention_s", "axis_collective_s"):
-        remember(recipes, name)
+    for module, name in ((recipes, "gemm_s"), (recipes, "attention_s"), (recipes, "axis_collective_s"),
+                         (recipe_data, "axis_collective_s")):  # fmt: skip
+        remember(module, name)
     table = tomllib.loads(STACKS.read_text(encoding="utf-8"))
     rows = Rows()
     everything = list(range(len(rows.rows)))

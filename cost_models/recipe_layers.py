@@ -1,12 +1,12 @@
 """The blocks of a transformer as one device sees them under a recipe: products, attention, bytes and collectives.
 
 Widths are divided by the tensor-parallel degree, tokens by the context-parallel one. What a stack does in a block
-beside its products is counted in bytes of unfused elementwise passes and in kernels; `stacks.toml` says how much of
-that is left.
+beside its products is counted in bytes that elementwise ops move and in kernels; see `stacks.toml`.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -50,7 +50,7 @@ class Collective:
 class Block:
     """One kind of block: `count` of them in the model. Bytes are of one forward pass on one device.
 
-    `moved_bytes` is what elementwise ops pass through memory unfused, `fixed_bytes` what no stack fuses, `cast_bytes`
+    `moved_bytes` is what elementwise ops pass through memory by count, `fixed_bytes` what no stack fuses, `cast_bytes`
     the operands that are cast to a low precision; `kernels` counts launches of a forward; `repeats`: whether
     recomputation covers it. `parameters` are per tensor-parallel device, `expert_parameters` per expert-parallel one.
     """
@@ -76,14 +76,31 @@ def model_blocks(
 ) -> tuple[list[Block], list[Block]]:
     """The blocks of the model and, apart, embedding and loss, which only one pipeline stage has."""
     extra = 0 if recipe.skip_mtp else model.mtp_layers
-    blocks = [_attention(model, recipe, model.attention_layers + extra)]
+    blocks = [_attention(model, recipe, stack, model.attention_layers + extra)]
     if model.mamba_layers:
         blocks.append(_mamba(model, recipe, stack))
     if model.dense_layers:
-        blocks.append(_dense(model, recipe))
+        blocks.append(_dense(model, recipe, stack))
     if model.moe_layers:
         blocks.append(_experts(model, recipe, stack, model.moe_layers + extra, devices_per_node))
     return blocks, [_loss(model, recipe, stack, 1 + extra)]
+
+
+def _elementwise(stack: Stack, recipe: Recipe) -> Mapping[str, float]:
+    """Bytes per element of each kind of elementwise op."""
+    return stack.elementwise["fused" if recipe.compiled else "eager"]
+
+
+def _around(model: Transformer, recipe: Recipe, stack: Stack) -> float:
+    """Bytes that a block's norm and residual addition move."""
+    each = _elementwise(stack, recipe)
+    rows = recipe.tokens / (recipe.tp if recipe.sequence_parallel else 1)
+    return rows * model.hidden * (each["rms_norm" if model.gated else "layer_norm"] + each["residual"])
+
+
+def _activation(model: Transformer, recipe: Recipe, stack: Stack) -> float:
+    """Bytes per element of a feed-forward's inner width that its activation moves."""
+    return _elementwise(stack, recipe)["gated" if model.gated else "gelu"]
 
 
 def _split(recipe: Recipe, hidden: int) -> tuple[Collective, ...]:
@@ -100,7 +117,7 @@ def _over_tp(kind: str, size: float, recipe: Recipe, backward: int) -> Collectiv
     return Collective(role="tp", kind=kind, size_bytes=size, members=recipe.tp, stride=1, forward=1, backward=backward)
 
 
-def _attention(model: Transformer, recipe: Recipe, count: int) -> Block:
+def _attention(model: Transformer, recipe: Recipe, stack: Stack, count: int) -> Block:
     tokens, tp, width = recipe.tokens, recipe.tp, model.heads * model.head_dim
     sequences = tokens * recipe.cp / recipe.seq_len
     if model.kv_rank:
@@ -128,8 +145,9 @@ def _attention(model: Transformer, recipe: Recipe, count: int) -> Block:
         size = tokens * model.kv_heads * model.head_dim * 2.0 * 2.0 / tp * recipe.cp
         collectives.append(Collective(role="cp", kind="all_gather", size_bytes=size, members=recipe.cp, stride=tp,
                                       forward=1, backward=2))  # fmt: skip
-    rows = tokens / (tp if recipe.sequence_parallel else 1)
-    moved = 2.0 * (rows * model.hidden * 8.0 + tokens * width / tp * 6.0)
+    each, keys = _elementwise(stack, recipe), model.kv_heads * model.head_dim
+    moved = _around(model, recipe, stack) + tokens / tp * each["heads"] * (2.0 * width + 2.0 * keys)
+    moved += tokens / tp * each["rotary"] * (width + keys) if model.gated else 0.0
     return Block(
         name="attention", count=count, products=products, attention=shape, window_shape=window, moved_bytes=moved,
         attention_count=1.0 / recipe.cp if recipe.cp > 1 else 1.0, cast_bytes=_cast(products), kernels=14.0,
@@ -146,8 +164,7 @@ def _mamba(model: Transformer, recipe: Recipe, stack: Stack) -> Block:
         Product(m=tokens, n=model.hidden, k=inner),
         Product(m=tokens, n=model.mamba_state, k=inner, batch=4.0, low_precision=False),
     )
-    rows = tokens / (tp if recipe.sequence_parallel else 1)
-    moved = 2.0 * rows * model.hidden * 8.0
+    moved = _around(model, recipe, stack)
     scanned = 2.0 * tokens * (inner + state) * stack.mamba_accesses
     return Block(
         name="mamba", count=model.mamba_layers, products=products, moved_bytes=moved, fixed_bytes=scanned,
@@ -156,14 +173,13 @@ def _mamba(model: Transformer, recipe: Recipe, stack: Stack) -> Block:
     )  # fmt: skip
 
 
-def _dense(model: Transformer, recipe: Recipe) -> Block:
+def _dense(model: Transformer, recipe: Recipe, stack: Stack) -> Block:
     tokens, tp = recipe.tokens, recipe.tp
     products = (
         Product(m=tokens, n=model.ffn_products * model.ffn / tp, k=model.hidden),
         Product(m=tokens, n=model.hidden, k=model.ffn / tp),
     )
-    rows = tokens / (tp if recipe.sequence_parallel else 1)
-    moved = 2.0 * (rows * model.hidden * 8.0 + tokens * model.ffn / tp * (2.0 + 2.0 * model.ffn_products))
+    moved = _around(model, recipe, stack) + tokens * model.ffn / tp * _activation(model, recipe, stack)
     return Block(
         name="feed-forward", count=model.dense_layers, products=products, moved_bytes=moved, cast_bytes=_cast(products),
         kernels=9.0, collectives=_split(recipe, model.hidden), parameters=model.ffn_parameters(model.ffn) / tp,
@@ -193,7 +209,7 @@ def _experts(model: Transformer, recipe: Recipe, stack: Stack, count: int, per_n
                                       stride=1, forward=2, backward=2))  # fmt: skip
     if model.shared_ffn:
         collectives += _split(recipe, model.hidden)
-    moved = 2.0 * (tokens * model.hidden * 8.0 + routed * width * (2.0 + 2.0 * model.ffn_products))
+    moved = _around(model, recipe, stack) + routed * width * _activation(model, recipe, stack)
     permuted = 2.0 * routed * hidden * stack.permute_accesses
     if model.expert_bias:
         permuted += 2.0 * routed * width * model.ffn_products * stack.biased_accesses

@@ -20,7 +20,7 @@ from ..plans.errors import RequestError
 from .collectives import axis_collective_s
 from .devices import Device
 from .kernels import attention_s, gemm_s, memory_s
-from .links import AxisLink
+from .recipe_data import data_s, group_axis
 from .recipe_layers import Block, model_blocks
 from .stacks import Stack
 from .systems import System
@@ -116,7 +116,9 @@ def recipe_step(model: Transformer, recipe: Recipe, system: System, stack: Stack
     for block, cost in costs:
         _add(parts, cost, block.count * share)
     stage_s = sum(parts.values())
-    ends_s = float(sum(block.count * cost.total().sum() for block, cost in end_costs))
+    stage = share * np.sum([block.count * cost.total() for block, cost in costs], axis=0)
+    ends_pass = np.sum([block.count * cost.total() for block, cost in end_costs], axis=0)
+    ends_s = float(ends_pass.sum())
     if recipe.pp == 1:
         for block, cost in end_costs:
             _add(parts, cost, block.count)
@@ -129,7 +131,7 @@ def recipe_step(model: Transformer, recipe: Recipe, system: System, stack: Stack
     terms = {name: seconds * recipe.steps for name, seconds in parts.items()}
     terms["transfer"] = transfer_s * recipe.steps
     terms["bubble"] = (passes - recipe.steps) * (slowest_s + transfer_s)
-    terms["data"] = _data_s(model, recipe, system, stack, slowest_s + transfer_s, blocks)
+    terms["data"] = data_s(model, recipe, system, stack, blocks, stage, ends_pass)
     terms["optimizer"] = _optimizer_s(model, recipe, system)
     terms["fixed"] = stack.step_fixed_s
     nodes = max(1.0, recipe.devices / system.devices_per_node)
@@ -178,11 +180,12 @@ def _block_costs(block: Block, recipe: Recipe, system: System, stack: Stack) -> 
     moved = moved + block.fixed_bytes * np.array([1.0, 1.0])
     if family.dtype == "float8":
         moved = moved + family.cast_accesses * np.array([1.0, 2.0]) * block.cast_bytes
+    moved[1] += stack.weight_traffic_bytes * (block.parameters + block.expert_parameters)
     moved = wide * moved
     compute = products + attention + moved / device.memory_rate_bytes_per_s
     exposed = np.zeros(2)
     for part in block.collectives:
-        axis = _axis(system, part.members, part.stride)
+        axis = group_axis(system, part.members, part.stride)
         seconds = float(axis_collective_s(part.kind, wide * part.size_bytes, axis)) * part.count
         share = stack.async_tp if part.role == "tp" and recipe.async_tp else stack.exposed(part.role)
         exposed += np.array([part.forward, part.backward]) * seconds * share
@@ -201,53 +204,13 @@ def _sixteen_bits(device: Device) -> str:
     return "bfloat16" if "bfloat16" in dict(device.peaks_flops_per_s) else "float16"
 
 
-def _axis(system: System, members: int, stride: int) -> AxisLink:
-    """The links of a group of `members` devices that lie `stride` ranks apart."""
-    inside = max(1, min(members, system.devices_per_node // stride)) if stride < system.devices_per_node else 1
-    while members % inside:
-        inside -= 1
-    nodes = members // inside
-    return AxisLink(group_size=members, nodes=nodes, members_per_node=inside,
-                    intra=system.device.intra_link, inter=system.nic)  # fmt: skip
-
-
 def _transfer_s(model: Transformer, recipe: Recipe, system: System, stack: Stack) -> float:
     """Exposed seconds of the activations and gradients that one micro-batch hands from stage to stage."""
     if recipe.pp == 1:
         return 0.0
     size = recipe.tokens * model.hidden * 2.0 / (recipe.tp if recipe.sequence_parallel else 1)
-    axis = _axis(system, 2, recipe.tp * recipe.cp * max(1, recipe.dp if stack.stages_outermost else 1))
+    axis = group_axis(system, 2, recipe.tp * recipe.cp * max(1, recipe.dp if stack.stages_outermost else 1))
     return 2.0 * recipe.virtual * float(axis_collective_s("point_to_point", size, axis)) * stack.exposed("pp")
-
-
-def _data_s(
-    model: Transformer, recipe: Recipe, system: System, stack: Stack, busy_s: float, blocks: list[Block]
-) -> float:
-    """Exposed seconds of gradient reduction and parameter gathers over the data-parallel devices."""
-    members = recipe.dp * recipe.cp
-    if members == 1:
-        return 0.0
-    dense = sum(block.count * block.parameters for block in blocks) + model.embedding_parameters() / recipe.tp
-    dense /= recipe.pp
-    experts = sum(block.count * block.expert_parameters for block in blocks) / recipe.pp
-    axis = _axis(system, members, recipe.tp)
-    outer = max(1, members * recipe.tp // max(1, recipe.ep))
-    seconds = 0.0
-    rounds = recipe.steps if recipe.shard == "full" else 1
-    gathers = 2.0 if recipe.shard == "full" else 1.0
-    pieces = [(dense, axis)]
-    if experts > 0 and outer > 1:
-        pieces.append((experts, _axis(system, outer, recipe.ep)))
-    for weights, links in pieces:
-        gather = float(axis_collective_s("all_gather", weights * stack.parameter_bytes, links))
-        reduce = float(axis_collective_s("reduce_scatter", weights * stack.gradient_bytes, links))
-        if recipe.shard == "none":
-            reduce = float(axis_collective_s("all_reduce", weights * stack.gradient_bytes, links))
-            gather = 0.0
-        seconds += rounds * (gathers * gather + reduce)
-    role, window_s = ("fsdp", recipe.steps * busy_s) if recipe.shard == "full" else ("dp", busy_s)
-    hidden = min(seconds, window_s * stack.hiding_window)
-    return seconds - hidden + hidden * stack.exposed(role)
 
 
 def _optimizer_s(model: Transformer, recipe: Recipe, system: System) -> float:

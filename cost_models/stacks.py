@@ -34,10 +34,14 @@ class Family:
 class Stack:
     """A training framework with its usual settings.
 
-    `eager` and `fused` are shares of the unfused elementwise traffic left without and with a compiler or fused kernels;
+    `eager` and `fused` are elementwise traffic against what `elementwise` counts, without and with a compiler or fused
+    kernels;
     `launch_s` and `compiled_launch_s` the host's seconds per kernel; the `*_exposed` shares of communication that is
-    not hidden; `hiding_window` the share of the compute behind which data parallelism can hide; `defaults` what its
-    recipes use where a row does not say.
+    not hidden; `contention` how much slower compute is while weights or gradients are under way, `prefetch`
+    how many layers ahead weights are gathered, `bucket_bytes` how much of gradients is sent at once where weights are
+    not sharded; `weight_traffic_bytes` what a micro-batch moves per weight beside products (gradients added up, copies
+    into and out of what is sent); `elementwise` bytes per element of elementwise ops, 'eager' and 'fused'; `defaults`
+    what its recipes use where a row does not say.
     """
 
     name: str
@@ -45,6 +49,7 @@ class Stack:
     source: str
     families: Mapping[str, Family]
     architectures: Mapping[str, str]
+    elementwise: Mapping[str, Mapping[str, float]]
     gemm: Mapping[str, str]
     attention: Mapping[str, str]
     attention_slow: Mapping[str, float]
@@ -67,9 +72,10 @@ class Stack:
     cp_imbalance: float
     ep_exposed: float
     pp_exposed: float
-    dp_exposed: float
-    fsdp_exposed: float
-    hiding_window: float
+    contention: float
+    prefetch: int
+    weight_traffic_bytes: float
+    bucket_bytes: float
     gradient_bytes: float
     parameter_bytes: float
     balanced_ends: float
@@ -101,7 +107,7 @@ class Stack:
         return self.attention_slow.get(self.architectures.get(device, "any"), 1.0)
 
     def exposed(self, role: str) -> float:
-        """The share of a role's communication ('tp', 'cp', 'ep', 'pp', 'dp', 'fsdp') that is not hidden."""
+        """The share of a role's communication ('tp', 'cp', 'ep', 'pp') that is not hidden."""
         return float(getattr(self, f"{role}_exposed"))
 
 
@@ -117,7 +123,7 @@ def read_stacks(table: Mapping[str, Any]) -> tuple[Stack, ...]:
     """The stacks of a parsed `stacks.toml`; RequestError as for `load_stacks`."""
     families = {name: Family(dtype=row["dtype"], slowdown=row["slowdown"], cast_accesses=row["cast_accesses"])
                 for name, row in table["family"].items()}  # fmt: skip
-    shared = {"families": families, "architectures": table["architecture"]}
+    shared = {"families": families, "architectures": table["architecture"], "elementwise": table["elementwise"]}
     known = {f.name for f in dataclasses.fields(Stack)} - set(shared)
     stacks: list[Stack] = []
     for entry in table["stack"]:

@@ -24,6 +24,9 @@ _LIMITS = "limits"
 @click.option("--more-memory", default="8GiB", show_default=True, help="How much more memory per device to try.")
 @click.option("--limits", is_flag=True, help="With NAME: also say what the limits cost.")
 @click.option("--price", help="Say how the price of this op comes about: terms, parameters, sources.")
+@click.option("--overlap", is_flag=True, help="Run the step on streams: what is hidden, what waits.")
+@click.option("--prefetch", type=click.IntRange(0, 1000), help="With --overlap: gathers started so many ahead.")
+@click.option("--bucket", help="With --overlap: gradients joined up to this size, e.g. 25MiB.")
 @click.option("--calibration", help="The file that PLAN was priced with, where it cites one.")
 @click.option("--time-limit", type=click.FloatRange(min=0, min_open=True, max=1e6), default=60.0, show_default=True)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object and nothing else.")
@@ -37,6 +40,9 @@ def explain_command(
     more_memory: str,
     limits: bool,
     price: str | None,
+    overlap: bool,
+    prefetch: int | None,
+    bucket: str | None,
     calibration: str | None,
     time_limit: float,
     as_json: bool,
@@ -45,8 +51,8 @@ def explain_command(
 
     NAME is a parameter, input, output or op of PLAN; `*` matches. Its layout is excluded and the model is planned
     again: that is the next best, and what it would cost. Without NAME, or with `limits` for it: what the memory limit
-    and each constraint cost. With --price OP (and SPEC in the place of NAME) only how that op's price comes about. The
-    model is the one that PLAN records, or that of SPEC.
+    and each constraint cost. With --price OP (and SPEC in the place of NAME) only how that op's price comes about; with
+    --overlap (likewise) the step simulated on streams. The model is the one that PLAN records, or that of SPEC.
     """
     from .cli import _requests, parse_bytes
 
@@ -57,6 +63,16 @@ def explain_command(
             put_json(stream, dataclasses.asdict(note))
         else:
             put_text(stream, str(note))
+        return 0
+    if overlap or prefetch is not None or bucket is not None:
+        size = 0 if bucket is None else parse_bytes("--bucket", bucket)
+        other = (1 if prefetch is None else prefetch, size)
+        asked = {} if other == (1, 0) else {"cases": ((1, 0), other)}
+        run = _requests().streams_spec(plan, spec or name, calibration=calibration, **asked)
+        if as_json:
+            put_json(stream, dataclasses.asdict(run))
+        else:
+            put_text(stream, str(run))
         return 0
     names = [] if name is None or name == _LIMITS else [name]
     found = _requests().explain_spec(

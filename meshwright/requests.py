@@ -15,6 +15,7 @@ from .planner.conflicts import explain_infeasible
 from .planner.explain import explain
 from .planner.price_notes import PriceNote, price_of
 from .planner.replan import replan as replan_plan
+from .planner.streams import Streams, streams_of
 from .planner.verify import check
 from .plans import (
     Adapted,
@@ -31,7 +32,9 @@ from .plans import (
 )
 from .specs import load_spec
 
-__all__ = ["adapt_spec", "check_spec", "explain_spec", "plan_spec", "price_spec", "replan", "replay_spec"]
+__all__ = [
+    "adapt_spec", "check_spec", "explain_spec", "plan_spec", "price_spec", "replan", "replay_spec", "streams_spec",
+]  # fmt: skip
 
 # Seconds, at most, for finding out why nothing fits.
 _CONFLICT_S = 30.0
@@ -85,13 +88,25 @@ def explain_spec(plan: Plan, names: Sequence[str], spec: str | None, **options: 
 
 def price_spec(plan: Plan, name: str, spec: str | None, *, calibration: str | None = None) -> PriceNote:
     """How the price of op `name` of `plan` comes about; the model is that of `spec`, or of the SPEC in the plan."""
+    model, args, kwargs, loss = _planned(plan, spec)
+    return price_of(plan, name, model, args, kwargs, loss=loss, calibration=calibration)
+
+
+def streams_spec(plan: Plan, spec: str | None, **options: Any) -> Streams:
+    """The step of `plan` on streams; the model is that of `spec`, or of the SPEC in the plan."""
+    model, args, kwargs, loss = _planned(plan, spec)
+    return streams_of(plan, model, args, kwargs, loss=loss, **options)
+
+
+def _planned(plan: Plan, spec: str | None) -> tuple[Any, tuple, dict, Any]:
+    """Model, arguments and loss of `spec`, or of the SPEC that the plan records, at its sizes."""
     origin = plan.model.origin
     if spec is None and origin is None:
         raise RequestError("'SPEC' must be given for a plan that records none, got none; name the model after the plan")
     size = {} if origin is None else {"batch": origin.global_batch, "seq_len": origin.seq_len, "layers": origin.layers}
     found = load_spec(spec or (origin.spec if origin else ""), **size)
     model, args, kwargs = found.build()
-    return price_of(plan, name, model, args, kwargs, loss=found.loss, calibration=calibration)
+    return model, args, kwargs, found.loss
 
 
 def check_spec(

@@ -23,7 +23,7 @@ from .explain import Given, reopen, same_prices
 from .own_rules import OpRule
 from .workloads import Writer
 
-__all__ = ["PriceNote", "PriceTerm", "price_of"]
+__all__ = ["PriceNote", "PriceTerm", "price_of", "primitive_s"]
 
 _SIZES = {"product": ("m", "n", "k", "batch"), "attention": ("batch", "heads", "queries", "keys", "head size")}
 
@@ -117,7 +117,7 @@ def price_of(
         primitive = primitives[at]
         return PriceTerm(
             what=_words(primitive),
-            seconds=often * _seconds(primitive, form.prices),
+            seconds=often * primitive_s(primitive, form.prices),
             times=often,
             uncertainty=sure[family_of_kind(primitive.kind)],
             parameters=parameters_of(primitive, form.prices, measured),
@@ -149,7 +149,8 @@ def _words(primitive: Primitive) -> str:
     return f"{primitive.kind} on mesh axis {primitive.axis}: {bytes_words(sizes[0])}"
 
 
-def _seconds(primitive: Primitive, prices: Any) -> float:
+def primitive_s(primitive: Primitive, prices: Any) -> float:
+    """Seconds of one primitive whose sizes are numbers."""
     sizes = [np.float64(float(size)) for size in primitive.sizes]
     if primitive.kind == "product":
         return float(prices.gemm_s(*sizes, dtype=primitive.dtype))

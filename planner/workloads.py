@@ -264,9 +264,12 @@ class Writer:
         form = self.formulation
         found = [move for _, move in self.read_moves()]
         for name, reading in zip(form.captured.grads, form.grads, strict=True):
-            weight = form.blocks.share(name) * form.accumulation.share
-            found.append(self._move(reading, reading.source, reading.reader, weight, gradient=True))
+            found.append(self.gradient_move(reading, form.blocks.share(name) * form.accumulation.share))
         return found
+
+    def gradient_move(self, reading: Reading, weight: float = 1.0) -> Move:
+        """The reduction of a gradient."""
+        return self._move(reading, reading.source, reading.reader, weight, gradient=True)
 
     def read_moves(self) -> list[tuple[Reading, Move]]:
         """The moves of what ops read; one that several share is the first one's."""
