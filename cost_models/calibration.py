@@ -175,6 +175,7 @@ _LABELS: Mapping[str, frozenset[str]] = {
     "compiled programs": frozenset({"launch.compiled_s"}),
     "links inside a node": frozenset({"link.bytes_per_s"}),
     "overlap": frozenset({"overlap.unhidden"}),
+    "ranks beside each other": frozenset({"beside.product"}),
     "optimizers": frozenset({"update.adamw.per_byte_s"}),
 }
 
@@ -190,6 +191,9 @@ def calibrated(sheet: Device, values: Mapping[str, float]) -> Device:
             device = _with_peak(device, tail.removesuffix(".flops_per_s"), value)
         elif name.startswith("link.slowdown."):
             device = _with_slowdown(device, name.removeprefix("link.slowdown."), value)
+        elif head == "beside" and tail in ("product", "memory", "host"):
+            found = {**dict(device.measured.beside), tail: max(1.0, value)}
+            device = _measured(device, beside=tuple(found.items()))
         elif head == "update" and tail.count(".") == 1:
             optimizer, field = tail.split(".")
             device = _with_update(device, optimizer, field, value)
@@ -271,6 +275,7 @@ _PUT: dict[str, _Put] = {
             "memory.cache_bytes": "cache_bytes",
             "memory.cache_bytes_per_s": "cache_bytes_per_s",
             "memory.fresh_s_per_byte": "fresh_s_per_byte",
+            "link.skew_s": "skew_s",
         }.items()
     },
 }

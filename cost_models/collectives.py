@@ -99,21 +99,30 @@ def _all_to_all_s(size: _Size, axis: AxisLink) -> _Size:
     inside = held * (axis.members_per_node - 1) / n / axis.intra.rate_bytes_per_s
     outside = held * (n - axis.members_per_node) / n / axis.inter.rate_bytes_per_s
     level = axis.inter if axis.nodes > 1 else axis.intra
+    if axis.tiers:
+        outside = outside * max(1.0, *(tier.exchange_load(n, axis.members_per_node) for tier in axis.tiers))
     latency = level.base_latency_s + level.latency_s * (4.0 + _PEER_HOP * (n - 1))
+    latency += sum(tier.latency_s for tier in axis.tiers)
     return _seconds(latency, _larger(inside, outside), axis)
 
 
 def _point_to_point_s(size: _Size, axis: AxisLink) -> _Size:
     """The slowest pair of neighbours along the axis."""
     level = axis.inter if axis.nodes > 1 else axis.intra
-    return _seconds(level.base_latency_s + level.latency_s, size / level.rate_bytes_per_s, axis)
+    latency = level.base_latency_s + level.latency_s + sum(tier.latency_s for tier in axis.tiers)
+    return _seconds(latency, size / level.rate_bytes_per_s * _up_load(axis), axis)
 
 
 def _busy_s(volume: _Size, axis: AxisLink) -> _Size:
     """Seconds the slowest level is busy when `volume` bytes pass every device; one wire per member joins nodes."""
     inside = volume / axis.intra.rate_bytes_per_s if axis.members_per_node > 1 else volume * 0.0
     outside = volume / (axis.inter.rate_bytes_per_s * axis.members_per_node) if axis.nodes > 1 else volume * 0.0
-    return _larger(inside, outside)
+    return _larger(inside, outside * _up_load(axis))
+
+
+def _up_load(axis: AxisLink) -> float:
+    """How much longer the busiest level above the nodes takes than their ports, in rings, trees and between pairs."""
+    return max(1.0, *(tier.ring_load for tier in axis.tiers)) if axis.tiers else 1.0
 
 
 def _seconds(latency_s: float, busy: _Size, axis: AxisLink) -> _Size:
@@ -131,13 +140,15 @@ def _levels(axis: AxisLink) -> tuple[DeviceLink, ...]:
 def _ring_latency_s(axis: AxisLink) -> float:
     base = max(level.base_latency_s for level in _levels(axis))
     inside = (axis.members_per_node - 1) * axis.intra.latency_s
-    return base + _RING_HOP * (inside + (axis.nodes - 1) * axis.inter.latency_s)
+    above = sum((tier.spans - 1) * tier.latency_s for tier in axis.tiers)
+    return base + _RING_HOP * (inside + (axis.nodes - 1) * axis.inter.latency_s + above)
 
 
 def _tree_latency_s(axis: AxisLink) -> float:
     base = max(level.base_latency_s for level in _levels(axis))
     inside = math.ceil(math.log2(axis.members_per_node)) * axis.intra.latency_s
-    return base + 2.0 * _TREE_HOP * (inside + math.ceil(math.log2(axis.nodes)) * axis.inter.latency_s)
+    above = sum(math.ceil(math.log2(tier.spans)) * tier.latency_s for tier in axis.tiers)
+    return base + 2.0 * _TREE_HOP * (inside + math.ceil(math.log2(axis.nodes)) * axis.inter.latency_s + above)
 
 
 def _larger(first: _Size, second: _Size) -> _Size:

@@ -43,8 +43,9 @@ class DeviceLink:
     `bandwidth_bytes_per_s` is the wire's, `efficiency` the share a large ring collective reaches, and
     `switch_reduce_efficiency` (0: none) the rate, as a share of the wire, at which the switch reduces a buffer for all.
     `latency_s` is one hop, `base_latency_s` the start of any collective, `ramp_s` how slowly the full rate is reached,
-    and `devices_per_link` how many devices share one such wire. `slowdowns` are measured times of kinds of collectives
-    against this model's.
+    and `devices_per_link` how many devices share one such wire. On a torus of `torus_dims` the bandwidth is that of all
+    dims together, and a dim is closed to a ring from `torus_wrap` devices on. `slowdowns` are measured times of kinds
+    of collectives against this model's.
     """
 
     name: str
@@ -57,6 +58,8 @@ class DeviceLink:
     devices_per_link: int
     source: str
     slowdowns: tuple[tuple[str, float], ...] = ()
+    torus_dims: int = 0
+    torus_wrap: int = 1
 
     @property
     def rate_bytes_per_s(self) -> float:
@@ -127,7 +130,8 @@ class Measured:
     a parameter in it beside its update. A kernel that moves at most `cache_bytes` runs at `cache_bytes_per_s`.
     `fresh_s_per_byte` is what the allocator takes for new memory, `memory_fixed_s` the fixed time of a memory-bound
     kernel (None: that of a product), `unhidden` the share of a hidden collective that its neighbours wait for all the
-    same, `updates` the optimizers that were measured.
+    same, `updates` the optimizers that were measured. `skew_s` is what a collective waits for the last of its ranks
+    after compute, `beside` how much longer 'product', 'memory' and 'host' take while all ranks of the machine work.
     """
 
     view_s: float = 0.0
@@ -139,6 +143,8 @@ class Measured:
     memory_fixed_s: float | None = None
     unhidden: float = 0.02
     updates: tuple[Update, ...] = ()
+    skew_s: float = 0.0
+    beside: tuple[tuple[str, float], ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -160,6 +166,31 @@ class Device:
     nic: DeviceLink
     sources: tuple[tuple[str, str], ...]
     measured: Measured = Measured()
+
+    def among_others(self) -> Device:
+        """This device while all ranks of its machine work: they may share caches, memory and units."""
+        slow = dict(self.measured.beside)
+        product, memory, host = (slow.get(name, 1.0) for name in ("product", "memory", "host"))
+        if product == memory == host == 1.0:
+            return self
+        m = self.measured
+        replace = dataclasses.replace
+        updates = tuple(
+            replace(u, per_tensor_s=u.per_tensor_s * host, per_byte_s=u.per_byte_s * memory) for u in m.updates
+        )
+        return replace(
+            self,
+            peaks_flops_per_s=tuple((name, peak / product) for name, peak in self.peaks_flops_per_s),
+            gemm=replace(self.gemm, kernel_fixed_s=self.gemm.kernel_fixed_s * host),
+            memory_bandwidth_bytes_per_s=self.memory_bandwidth_bytes_per_s / memory,
+            launch_overhead_s=self.launch_overhead_s * host,
+            launch_overhead_compiled_s=self.launch_overhead_compiled_s * host,
+            measured=replace(
+                m, view_s=m.view_s * host, step_s=m.step_s * host, parameter_s=m.parameter_s * host,
+                cache_bytes_per_s=m.cache_bytes_per_s / memory, fresh_s_per_byte=m.fresh_s_per_byte * memory, beside=(),
+                memory_fixed_s=None if m.memory_fixed_s is None else m.memory_fixed_s * host, updates=updates,
+            ),
+        )  # fmt: skip
 
     @property
     def memory_rate_bytes_per_s(self) -> float:

@@ -42,7 +42,7 @@ _UNITS = {
 FAMILY_OF = {
     "launch": "host", "view": "host", "step": "host", "small": "host", "product": "product", "attention": "attention",
     "memory": "memory", "fresh": "memory", "fused": "memory", "update": "update", "collective": "collective",
-    "behind": "collective",
+    "behind": "collective", "beside": "collective", "alternate": "collective",
 }  # fmt: skip
 
 
@@ -92,6 +92,11 @@ def predicted_s(device: Device, taken: Taken, *, synchronous: bool) -> float:
         ops = products * (device.gemm.kernel_fixed_s + device.launch_overhead_s) + views * measured.view_s
         ops += others * (device.launch_overhead_s + memory_s(device, 64))
         return ops + measured.step_s + parameters * measured.parameter_s
+    if kind == "beside":
+        return sizes[0] * 1e-9 * dict(measured.beside).get(what, 1.0)
+    if kind == "alternate":
+        one = collective_s("all_reduce", sizes[0], group_size=sizes[1], link=device.intra_link)
+        return sizes[3] * (sizes[2] * 1e-9 + one + measured.skew_s)
     if kind == "behind":
         return sizes[2] * 1e-9 + measured.unhidden * collective_s(
             "all_reduce", sizes[0], group_size=sizes[1], link=device.intra_link
@@ -178,6 +183,9 @@ def _stages(sheet: Device, taken: Sequence[Taken]) -> Iterable[_Stage]:
         starts |= {f"link.slowdown.{kind}": (1.0, 0.05, 20.0) for kind in sorted(kinds)}
         yield together, starts
     yield of("behind"), {"overlap.unhidden": (0.5, 1e-3, 1.0)}
+    for name in ("product", "memory", "host"):
+        yield [row for row in taken if row.kind == f"beside.{name}"], {f"beside.{name}": (1.1, 1.0, 16.0)}
+    yield of("alternate"), {"link.skew_s": (1e-5, 1e-9, 1e-1)}
 
 
 def _stage(

@@ -7,6 +7,7 @@ to be at work together, so every device of a node uses its own wire out, and `de
 from __future__ import annotations
 
 import dataclasses
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -15,8 +16,9 @@ from ..plans.clusters import Cluster, Link
 from ..plans.errors import RequestError
 from ..plans.meshes import Mesh
 from .devices import Device, DeviceLink, load_device
+from .fabrics import Tier, fabric_levels
 
-__all__ = ["AxisLink", "axis_link", "check_size", "cluster_links", "pipeline_mesh"]
+__all__ = ["AxisLink", "axis_link", "check_size", "cluster_links", "pipeline_mesh", "torus_link"]
 
 _INTRA_NAMES = ("intra_node", "intra-node", "intra")
 _INTER_NAMES = ("inter_node", "inter-node", "inter", "nic")
@@ -24,13 +26,15 @@ _INTER_NAMES = ("inter_node", "inter-node", "inter", "nic")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AxisLink:
-    """Where the groups of `group_size` devices lie: on how many nodes, joined by what inside and between them."""
+    """Where the groups of `group_size` devices lie: on how many nodes, joined by what inside and between them, and
+    which levels of switches above they cross."""
 
     group_size: int
     nodes: int
     intra: DeviceLink
     inter: DeviceLink
     members_per_node: int = 0
+    tiers: tuple[Tier, ...] = ()
 
     def __post_init__(self) -> None:
         if self.group_size < 1 or not 1 <= self.nodes <= self.group_size:
@@ -97,7 +101,55 @@ def axis_link(cluster: Cluster, mesh: Mesh, axis: int, device: Device | None = N
         raise RequestError(f"'axis' must be 0 to {mesh.ndim - 1} on mesh {mesh}, got {axis!r}; count from 0")
     intra, inter = cluster_links(cluster, device or load_device(cluster.device))
     nodes, members = _spread(mesh, axis, cluster.devices_per_node)
-    return AxisLink(group_size=mesh.shape[axis], nodes=nodes, members_per_node=members, intra=intra, inter=inter)
+    stride = math.prod(mesh.shape[axis + 1 :])
+    return AxisLink(
+        group_size=mesh.shape[axis], nodes=nodes, members_per_node=members, inter=inter,
+        intra=torus_link(intra, cluster.devices_per_node, members, stride) if intra.torus_dims else intra,
+        tiers=_tiers(cluster, mesh, axis, nodes, members),
+    )  # fmt: skip
+
+
+def torus_link(link: DeviceLink, devices: int, size: int, stride: int) -> DeviceLink:
+    """The wires that a group of `size` devices, `stride` apart, has of its own on a torus of `devices`.
+
+    The torus is the one nearest to a cube, ranks along its last dim first. A group has the wires of every dim that it
+    goes round; half of them where it lies on a line, since the way back is not closed.
+    """
+    shape = _torus_shape(devices, link.torus_dims)
+    wires, below = 0.0, devices
+    for extent in shape:
+        below //= extent
+        covered = min(max(stride * size / below, 1), extent) / min(max(stride / below, 1), extent)
+        if covered > 1:
+            closed = covered == extent and (extent >= link.torus_wrap or extent == 2)
+            wires += 1.0 if closed else 0.5
+    share = max(wires, 0.5) / link.torus_dims
+    return dataclasses.replace(link, bandwidth_bytes_per_s=link.bandwidth_bytes_per_s * share, torus_dims=0)
+
+
+def _torus_shape(devices: int, dims: int) -> tuple[int, ...]:
+    """The factors of `devices` that are nearest to each other, the smallest first."""
+    best: tuple[int, ...] = (*[1] * (dims - 1), devices)
+    for first in range(1, round(devices ** (1 / dims)) + 1):
+        if dims > 1 and devices % first == 0:
+            shape = (first, *_torus_shape(devices // first, dims - 1))
+            if max(shape) - min(shape) < max(best) - min(best):
+                best = shape
+    return tuple(sorted(best))
+
+
+def _tiers(cluster: Cluster, mesh: Mesh, axis: int, nodes: int, members: int) -> tuple[Tier, ...]:
+    """The levels above the nodes that the groups along `axis` cross."""
+    levels, source = fabric_levels(cluster)
+    found: list[Tier] = []
+    for level in levels if nodes > 1 else ():
+        spans, inside = _spread(mesh, axis, cluster.devices_per_node * level.nodes)
+        if spans > 1:
+            found.append(
+                Tier(name=level.name, oversubscription=level.oversubscription, latency_s=level.latency_s, spans=spans,
+                     nodes_inside=max(1, inside // members), members_inside=inside, source=source)
+            )  # fmt: skip
+    return tuple(found)
 
 
 def _overridden(base: DeviceLink, link: Link) -> DeviceLink:

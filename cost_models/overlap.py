@@ -97,7 +97,7 @@ def _rates(running: Sequence[Piece], drag: float) -> list[float]:
 
 
 def sharded_step(
-    units: Sequence[tuple[float, float, float, float]], *, prefetch: int, drag: float, regather: bool, passes: int = 1
+    units: Sequence[Sequence[float]], *, prefetch: int, drag: float, regather: bool, passes: int = 1
 ) -> Overlap:
     """Forward and backward of `units`, each of (forward, backward, gather, reduce) seconds, `passes` times over.
 

@@ -80,6 +80,7 @@ class Prices:
             calibration.check_for(cluster.device)
             device = calibration.device()
         sheet = device or load_device(cluster.device)
+        sheet = sheet.among_others() if whole.size > 1 else sheet
         known = f"{'datasheet' if device is None else 'device'} {sheet.name} v{sheet.version}"
         sheet.attention_kernel(attention)
         return cls(
@@ -137,4 +138,5 @@ class Prices:
         """Seconds of a collective along mesh axis `axis`; `size_bytes` is the whole tensor of one group."""
         if not 0 <= axis < len(self.axes):
             raise RequestError(f"'axis' must be 0 to {len(self.axes) - 1}, got {axis!r}; count mesh axes from 0")
-        return collectives.axis_collective_s(kind, size_bytes, self.axes[axis])
+        seconds = collectives.axis_collective_s(kind, size_bytes, self.axes[axis])
+        return seconds + (seconds > 0) * self.device.measured.skew_s

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from .collectives import axis_collective_s
-from .links import AxisLink
+from .links import AxisLink, torus_link
 from .overlap import sharded_step
 from .recipe_layers import Block
 from .stacks import Stack
@@ -33,8 +33,10 @@ def group_axis(system: System, members: int, stride: int) -> AxisLink:
     while members % inside:
         inside -= 1
     nodes = members // inside
-    return AxisLink(group_size=members, nodes=nodes, members_per_node=inside,
-                    intra=system.device.intra_link, inter=system.nic)  # fmt: skip
+    intra = system.device.intra_link
+    if intra.torus_dims:
+        intra = torus_link(intra, system.devices_per_node, inside, stride)
+    return AxisLink(group_size=members, nodes=nodes, members_per_node=inside, intra=intra, inter=system.nic)
 
 
 def data_s(

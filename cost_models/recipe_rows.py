@@ -58,7 +58,8 @@ def row_recipe(row: Mapping[str, str], stack: Stack, assumed: list[str]) -> Reci
         tp=tp, pp=pp, cp=cp, ep=ep, virtual=whole(row.get("vp")) or (2 if pp > 1 and "interleaved" in note else 1),
         recompute=recompute, precision=_precision(row.get("precision", "")),
         shard=shard, shard_group=group, sequence_parallel=parallel and tp > 1,
-        async_tp="asynctp" in note.replace(" ", "") or "tp-comm-overlap" in note, compiled=compiled,
+        async_tp="asynctp" in note.replace(" ", "") or "tp-comm-overlap" in note or bool(defaults.get("async_tp")),
+        compiled=compiled,
         skip_mtp="w/o mtp" in row["model"].lower(), micro_batches=steps,
     )  # fmt: skip
 

@@ -11,6 +11,7 @@ hidden.
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from dataclasses import dataclass
 
@@ -108,6 +109,8 @@ class _Costs:
 
 def recipe_step(model: Transformer, recipe: Recipe, system: System, stack: Stack) -> StepPrice:
     """Seconds of one optimizer step of `recipe`; RequestError where the degrees do not fit the model."""
+    if recipe.devices < system.devices_per_node and system.device.intra_link.torus_dims:  # a slice of a pod
+        system = dataclasses.replace(system, devices_per_node=recipe.devices)
     blocks, ends = model_blocks(model, recipe, stack, system.devices_per_node)
     costs = [(block, _block_costs(block, recipe, system, stack)) for block in blocks]
     end_costs = [(block, _block_costs(block, recipe, system, stack)) for block in ends]

@@ -18,7 +18,7 @@ from typing import Any
 
 from ..plans.errors import RequestError
 from .devices import Device, DeviceLink, load_device
-from .links import AxisLink
+from .links import AxisLink, torus_link
 
 __all__ = ["GroupWires", "System", "Wires", "find_system", "load_systems", "wired_collective_s"]
 
@@ -65,8 +65,10 @@ class System:
     def axis(self, group_size: int, nodes: int) -> AxisLink:
         """The links of a group that lies evenly on `nodes` nodes."""
         members = max(1, group_size // nodes)
-        return AxisLink(group_size=group_size, nodes=nodes, members_per_node=members,
-                        intra=self.device.intra_link, inter=self.nic)  # fmt: skip
+        intra = self.device.intra_link
+        if intra.torus_dims:
+            intra = torus_link(intra, members, members, 1)
+        return AxisLink(group_size=group_size, nodes=nodes, members_per_node=members, intra=intra, inter=self.nic)
 
 
 def load_systems(text: str | None = None) -> tuple[System, ...]:

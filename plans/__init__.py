@@ -5,7 +5,7 @@ from __future__ import annotations
 from .actions import Action, TimedAction, parse_action
 from .adapted import Adapted
 from .arrangements import Arrangement, Replica
-from .clusters import Cluster, Link
+from .clusters import Cluster, Level, Link
 from .conflict import Conflict
 from .diff import Change, Diff, Figure
 from .errors import (
@@ -87,6 +87,7 @@ __all__ = [
     "Layout",
     "Limit",
     "Likeness",
+    "Level",
     "Link",
     "Memory",
     "MeshwrightError",

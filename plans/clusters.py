@@ -13,7 +13,7 @@ from msgspec import Meta, Struct
 
 from .errors import RequestError
 
-__all__ = ["Cluster", "Link"]
+__all__ = ["Cluster", "Level", "Link"]
 
 _FORM = re.compile(r"([a-z0-9][a-z0-9._-]{0,63}):(?:([1-9]\d{0,5})x)?([1-9]\d{0,4})")
 _DEVICE = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")
@@ -52,8 +52,28 @@ class Link(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         )
 
 
+class Level(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A level of switches above the nodes: `nodes` in a row share one, whose way up carries `oversubscription` times
+    less than they could send, and takes `latency_s` to cross."""
+
+    name: Annotated[str, Meta(min_length=1, max_length=64)]
+    nodes: Annotated[int, Meta(ge=1, le=999_999)]
+    oversubscription: Annotated[float, Meta(ge=1.0, le=1e6)]
+    latency_s: Annotated[float, Meta(ge=0.0, le=1e3)] = 0.0
+
+    def __post_init__(self) -> None:
+        named = isinstance(self.name, str) and 0 < len(self.name) <= 64 and self.name.isprintable()
+        _require(named, "fabric.name", "be 1 to 64 printable characters", self.name)
+        _require(_is_count(self.nodes, 999_999), "fabric.nodes", "be 1 to 999999", self.nodes)
+        ratio = _is_number(self.oversubscription) and 1 <= self.oversubscription <= 1e6
+        _require(ratio, "fabric.oversubscription", "be a number of at least 1", self.oversubscription)
+        late = _is_number(self.latency_s) and 0 <= self.latency_s <= 1e3
+        _require(late, "fabric.latency_s", "be 0 to 1000 seconds", self.latency_s)
+
+
 class Cluster(Struct, frozen=True, forbid_unknown_fields=True):
     """`nodes` machines with `devices_per_node` devices each; given links and memory replace the device sheet's.
+    `fabric` is the network above the nodes: the name of one that is known, or its levels from the leaf up.
     `memory_bytes` is one figure for all devices, or one for each, in the order of ranks."""
 
     device: Annotated[str, Meta(pattern=r"^[a-z0-9][a-z0-9._-]{0,63}$")]
@@ -61,6 +81,7 @@ class Cluster(Struct, frozen=True, forbid_unknown_fields=True):
     devices_per_node: Annotated[int, Meta(ge=1, le=99_999)]
     links: tuple[Link, ...] | None = None
     memory_bytes: Memory | Annotated[tuple[Memory, ...], Meta(max_length=1 << 20)] | None = None
+    fabric: str | tuple[Level, ...] | None = None
 
     def __post_init__(self) -> None:
         _require(
@@ -83,6 +104,12 @@ class Cluster(Struct, frozen=True, forbid_unknown_fields=True):
             _require(sound, "links", "be a tuple of Link values", self.links)
             names = [link.name for link in self.links]
             _require(0 < len(names) == len(set(names)) <= 16, "links", "be 1 to 16 links of different names", names)
+        if self.fabric is not None and not isinstance(self.fabric, str):
+            sound = isinstance(self.fabric, tuple) and all(isinstance(level, Level) for level in self.fabric)
+            _require(sound, "fabric", "be a name or a tuple of Level values", self.fabric)
+            sizes = [level.nodes for level in self.fabric]
+            grows = all(big > small and big % small == 0 for small, big in zip(sizes, sizes[1:], strict=False))
+            _require(0 < len(sizes) <= 8 and grows, "fabric", "have 1 to 8 levels, each of whole ones below", sizes)
 
     @classmethod
     def parse(cls, text: str) -> Cluster:
@@ -124,12 +151,12 @@ class Cluster(Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def label(self) -> str:
-        """The short form; it leaves out links and memory."""
+        """The short form; it leaves out links, memory and fabric."""
         grid = f"{self.nodes}x{self.devices_per_node}" if self.nodes > 1 else str(self.devices_per_node)
         return f"{self.device}:{grid}"
 
     def __str__(self) -> str:
-        plain = self.links is None and self.memory_bytes is None
+        plain = self.links is None and self.memory_bytes is None and self.fabric is None
         return self.label if plain else msgspec.json.encode(self).decode()
 
 
@@ -180,6 +207,6 @@ def _decode_toml(data: bytes, where: str) -> Cluster:
 def _refuse(where: str, error: Exception) -> RequestError:
     detail = "".join(c if c.isprintable() else "?" for c in str(error))[:400]
     return RequestError(
-        f"'cluster' must give device, nodes, devices_per_node and, if wanted, links and memory_bytes, got {detail}; "
-        f"in {where[:200]!r}; see the README for an example"
+        f"'cluster' must give device, nodes, devices_per_node and, if wanted, links, fabric and memory_bytes, got "
+        f"{detail}; in {where[:200]!r}; see the README for an example"
     )

@@ -13,7 +13,7 @@ from torch import Tensor
 from ...passes._torch import functional
 from .clock import Case, Timed
 
-__all__ = ["behind_cases", "collective_cases"]
+__all__ = ["alternate_cases", "behind_cases", "beside_cases", "collective_cases"]
 
 _SIZES = (1 << 12, 1 << 16, 1 << 19, 1 << 22, 1 << 24)
 _BEHIND = (1 << 20, 1 << 22)
@@ -93,6 +93,69 @@ def behind_cases(device: str, size: int, *, rounds: int) -> list[Timed]:
             )
         )
     return found
+
+
+def beside_cases(device: str, *, rounds: int) -> list[Timed]:
+    """The same work on the first rank alone and on all ranks at once, in turn: what ranks of one machine take from each
+    other in caches, memory and units. Processor time where one thread does it, which other work hardly changes."""
+    n, count = (256, 1 << 21) if device == "cpu" else (4096, 1 << 26)
+    a, x, small = (torch.ones(shape, device=device) for shape in ((n, n), (count,), (8, 8)))
+    out = torch.empty_like(x)
+    works: dict[str, Callable[[], object]] = {
+        "product": lambda: [torch.mm(a, a) for _ in range(8)],
+        "memory": lambda: torch.mul(x, 2.0, out=out),
+        "host": lambda: [torch.neg(small) for _ in range(1000)],
+    }
+    times: dict[str, list[tuple[float, float]]] = {name: [] for name in works}
+    for _ in range(rounds + 1):
+        for name, work in works.items():
+            dist.barrier()
+            alone = _worked(work, device) if dist.get_rank() == 0 else 0.0
+            dist.barrier()
+            times[name].append((alone, _worked(work, device)))
+    found: list[Timed] = []
+    for name, pairs in times.items():
+        alone, both = (statistics.median(pair[at] for pair in pairs[1:]) for at in (0, 1))
+        spread = both / min(pair[1] for pair in pairs[1:]) - 1.0
+        sizes = (max(1, round(alone * 1e9)),)
+        found.append(Timed(kind=f"beside.{name}", sizes=sizes, dtype="float32", measured_s=both, spread=spread))
+    return found
+
+
+def _worked(work: Callable[[], object], device: str) -> float:
+    if device == "cuda" or torch.get_num_threads() > 1:
+        return _clocked(work, device)
+    began = time.process_time()
+    work()
+    return time.process_time() - began
+
+
+def alternate_cases(device: str, size: int, *, rounds: int) -> list[Timed]:
+    """Compute and a small all-reduce by turns, beside the compute alone: each collective waits for the last rank."""
+    assert dist.group.WORLD is not None
+    group, wait, turns, bytes_ = dist.group.WORLD.group_name, functional.wait_tensor.default, 12, 1 << 14
+    n = 256 if device == "cpu" else 4096
+    a, whole = torch.ones(n, n, device=device), torch.ones(bytes_ // 4, device=device)
+
+    def compute() -> None:
+        for _ in range(4):
+            torch.mm(a, a)
+
+    def both() -> None:
+        for _ in range(turns):
+            compute()
+            wait(functional.all_reduce.default(whole, "sum", group))
+
+    times: list[tuple[float, float]] = []
+    for _ in range(rounds + 1):
+        dist.barrier()
+        alone = _clocked(lambda: [compute() for _ in range(turns)], device) / turns
+        dist.barrier()
+        times.append((alone, _clocked(both, device)))
+    least, together = (min(pair[at] for pair in times[1:]) for at in (0, 1))
+    spread = statistics.median(pair[1] for pair in times[1:]) / together - 1.0
+    sizes = (bytes_, size, max(1, round(least * 1e9)), turns)
+    return [Timed(kind="alternate", sizes=sizes, dtype="float32", measured_s=together, spread=spread)]
 
 
 def _clocked(run: Callable[[], object], device: str) -> float:

@@ -145,7 +145,7 @@ def _compiled(job: Job, tell: Tell) -> list[Timed]:
 
 def _together(job: Job, count: int, tell: Tell) -> list[Timed]:
     """Collectives, and one behind compute; every rank runs the same calls."""
-    from .collectives import behind_cases, collective_cases
+    from .collectives import alternate_cases, behind_cases, beside_cases, collective_cases
 
     found: list[Timed] = []
     groups = [count] if job.quick or count < 4 else [count, 2]
@@ -157,7 +157,9 @@ def _together(job: Job, count: int, tell: Tell) -> list[Timed]:
         found += _taken(f"collectives of {size}", cases, job, tell, calls=8)
     dist.barrier()
     found += behind_cases(job.device, count, rounds=job.rounds)
-    return found
+    tell("ranks beside each other", 0.0)
+    found += beside_cases(job.device, rounds=job.rounds)
+    return found + alternate_cases(job.device, count, rounds=job.rounds)
 
 
 def _taken(stage: str, cases: list[Case], job: Job, tell: Tell, *, calls: int = 0) -> list[Timed]:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import pytest
 
+from meshwright.cost_models.collectives import axis_collective_s
 from meshwright.cost_models.devices import load_device
-from meshwright.cost_models.links import AxisLink, _spread, axis_link, cluster_links
-from meshwright.plans.clusters import Cluster, Link
+from meshwright.cost_models.fabrics import fabric_levels, fabric_names
+from meshwright.cost_models.links import AxisLink, _spread, axis_link, cluster_links, torus_link
+from meshwright.plans.clusters import Cluster, Level, Link
 from meshwright.plans.errors import RequestError
 from meshwright.plans.meshes import Mesh
 
@@ -78,3 +80,41 @@ def test_impossible_axis_link_is_refused() -> None:
     link = load_device("cpu").intra_link
     with pytest.raises(RequestError, match="group_size"):
         AxisLink(group_size=2, nodes=3, intra=link, inter=link)
+
+
+def test_levels_above_the_nodes_are_crossed_by_what_spans_them() -> None:
+    """A data-parallel axis of 64 nodes under leaves of 16 that carry half of what they could: rings have 16 nodes
+    inside, which hides it; an all-to-all and pairs of neighbours far apart do not."""
+    levels = (Level(name="leaf", nodes=16, oversubscription=8.0, latency_s=1e-6),)
+    flat, over = (Cluster("h100-sxm", 64, 8, fabric=fabric) for fabric in (None, levels))
+    mesh = Mesh.parse("64x8")
+    plain, crossed = (axis_link(cluster, mesh, 0) for cluster in (flat, over))
+    assert not plain.tiers and [tier.spans for tier in crossed.tiers] == [4]
+    size = float(1 << 36)
+    for kind, ratio in (("all_reduce", 1.0), ("all_to_all", 8 * 48 / 63)):
+        slower = axis_collective_s(kind, size, crossed) / axis_collective_s(kind, size, plain)
+        assert slower == pytest.approx(ratio, rel=0.05), kind
+    assert not axis_link(over, mesh, 1).tiers  # inside nodes
+    far = Mesh.parse("4x128")  # one node of each leaf: every ring crosses on each hop
+    pair = [axis_collective_s("all_reduce", size, axis_link(cluster, far, 0)) for cluster in (flat, over)]
+    assert pair[1] / pair[0] == pytest.approx(8.0, rel=0.05)
+
+
+def test_known_fabrics_have_sources_and_unknown_ones_are_refused() -> None:
+    for name in fabric_names():
+        levels, source = fabric_levels(Cluster("h100-sxm", 4, 8, fabric=name))
+        assert source and (name == "flat") == (not levels)
+    with pytest.raises(RequestError, match="llama3-roce"):
+        axis_link(Cluster("h100-sxm", 4, 8, fabric="llama3"), Mesh.parse("32"), 0)
+    with pytest.raises(RequestError, match="whole ones below"):
+        Cluster("h100-sxm", 4, 8, fabric=(Level(name="a", nodes=4, oversubscription=1.0),
+                                          Level(name="b", nodes=6, oversubscription=1.0)))  # fmt: skip
+
+
+def test_groups_on_a_torus_have_the_wires_of_the_dims_they_go_round() -> None:
+    link = load_device("tpu-v5p").intra_link
+    whole = link.bandwidth_bytes_per_s
+    for size, stride, share in ((4, 1, 1 / 3), (16, 1, 2 / 3), (64, 1, 1.0), (4, 4, 1 / 3), (2, 1, 1 / 6)):
+        assert torus_link(link, 64, size, stride).bandwidth_bytes_per_s == pytest.approx(whole * share), (size, stride)
+    open_ends = torus_link(load_device("tpu-v5e").intra_link, 64, 8, 1)  # 8x8 of a pod of 16x16: a line
+    assert open_ends.bandwidth_bytes_per_s == pytest.approx(load_device("tpu-v5e").intra_link.bandwidth_bytes_per_s / 4)

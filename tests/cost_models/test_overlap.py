@@ -65,7 +65,7 @@ def test_more_of_anything_takes_no_less() -> None:
     draw = random.Random(5)
     for _ in range(30):
         units = [tuple(draw.random() for _ in range(4)) for _ in range(draw.randint(1, 6))]
-        step = sharded_step(units, prefetch=1, drag=0.1, regather=True).makespan_s  # type: ignore[arg-type]
+        step = sharded_step(units, prefetch=1, drag=0.1, regather=True).makespan_s
         at, what = draw.randrange(len(units)), draw.randrange(4)
         units[at] = tuple(value + 0.3 * (n == what) for n, value in enumerate(units[at]))
-        assert sharded_step(units, prefetch=1, drag=0.1, regather=True).makespan_s >= step - 1e-9  # type: ignore[arg-type]
+        assert sharded_step(units, prefetch=1, drag=0.1, regather=True).makespan_s >= step - 1e-9
