@@ -4,7 +4,8 @@
     python benchmarks/steps_here.py here.json [MODEL ...] [--out rows.json]
 
 Float32 on CPUs, not compiled, AdamW. As in the calibration, one process is timed by its processor time (other work on
-the machine hardly changes it) and the middle of its repeats counts, two by the clock on the wall and the least counts.
+the machine hardly changes it) and the middle of its repeats counts, two by the clock on the wall and the least counts;
+plans of one model take turns. Two processes need both cores: with a load above 0.5 their figures say nothing.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from __future__ import annotations
 import argparse
 import itertools
 import json
+import os
 import statistics
 import sys
 import time
@@ -84,30 +86,39 @@ def planned(name: str, ranks: int, recipe: str | None, calibration: str) -> mw.P
 
 
 def rank_main(rank: int, ranks: int, port: int, plans: list[tuple[str, bytes]], steps: int, out: str) -> None:
+    """Seconds of `steps` steps of each plan by the clock on the wall, and by the processor time of rank 0's threads.
+
+    The plans of one model take turns, so that a busy moment of the machine hits all of them alike.
+    """
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=ranks)
-    clock = time.process_time if ranks == 1 else time.perf_counter
-    found = []
-    for name, data in plans:
-        model, args, loss = built(name)
-        parallel = mw.apply(mw.Plan.from_bytes(data), model, args, loss=loss)
-        optimizer = torch.optim.AdamW(parallel.parameters(), lr=1e-4)
-        times = []
-        for _ in range(steps + 2):
-            dist.barrier()
-            began = clock()
-            parallel(*args).backward()
-            optimizer.step()
-            times.append(clock() - began)
-            optimizer.zero_grad()
-        found.append(times[2:])
+    found: list[list[tuple[float, float]]] = []
+    for name, group in itertools.groupby(plans, key=lambda pair: pair[0]):
+        runs = [_prepared(name, data) for _, data in group]
+        times: list[list[tuple[float, float]]] = [[] for _ in runs]
+        for turn in range(steps + 2):
+            for (parallel, args, optimizer), row in zip(runs, times, strict=True):
+                dist.barrier()
+                wall, worked = time.perf_counter(), time.process_time()
+                parallel(*args).backward()
+                optimizer.step()
+                if turn > 1:
+                    row.append((time.perf_counter() - wall, time.process_time() - worked))
+                optimizer.zero_grad()
+        found += times
         if rank == 0:
             Path(out).write_text(json.dumps(found), encoding="utf-8")
     dist.barrier()
     dist.destroy_process_group()
 
 
-def measured(plans: list[tuple[str, bytes]], ranks: int, steps: int, out: Path) -> list[list[float]]:
+def _prepared(name: str, data: bytes) -> tuple[Any, tuple[Tensor, ...], torch.optim.Optimizer]:
+    model, args, loss = built(name)
+    parallel = mw.apply(mw.Plan.from_bytes(data), model, args, loss=loss)
+    return parallel, args, torch.optim.AdamW(parallel.parameters(), lr=1e-4)
+
+
+def measured(plans: list[tuple[str, bytes]], ranks: int, steps: int, out: Path) -> list[list[tuple[float, float]]]:
     mp.spawn(rank_main, (ranks, free_port(), plans, steps, str(out)), nprocs=ranks)  # type: ignore[attr-defined]
     return json.loads(out.read_text(encoding="utf-8"))
 
@@ -121,7 +132,8 @@ def report(rows: list[dict[str, Any]]) -> str:
         predicted, seen, middle = (1e3 * row[key] for key in ("predicted_s", "measured_s", "middle_s"))
         lines.append(
             f"{row['model']:<11} {row['ranks']} {row['plan']:<5} predicted {predicted:8.2f} ms  measured {seen:8.2f} "
-            f"(middle {middle:8.2f})  {error:+6.1%}  {inside} of its interval"
+            f"(middle {middle:8.2f}, processor {1e3 * row['processor_s']:8.2f})  {error:+6.1%}  {inside} of its "
+            f"interval, load {row['load']:.1f}"
         )
     errors = [abs(row["predicted_s"] / row["measured_s"] - 1) for row in rows]
     lines.append(f"mean error {statistics.mean(errors):.1%}, worst {max(errors):.1%}, {len(rows)} rows")
@@ -153,9 +165,11 @@ def main() -> None:
             [(n, p.to_bytes()) for n, _, p in made], ranks, given.steps, Path(given.out).with_suffix(".tmp")
         )
         for (name, way, plan), taken in zip(made, times, strict=True):
+            walls, worked = zip(*taken, strict=True)
             rows.append({"model": name, "ranks": ranks, "plan": way or "whole",
-                         "measured_s": statistics.median(taken) if ranks == 1 else min(taken),
-                         "middle_s": statistics.median(taken), "predicted_s": plan.predicted.step_time_s,
+                         "measured_s": statistics.median(worked) if ranks == 1 else min(walls),
+                         "middle_s": statistics.median(walls), "processor_s": statistics.median(worked),
+                         "load": os.getloadavg()[0], "predicted_s": plan.predicted.step_time_s,
                          "interval_s": plan.predicted.step_time_interval_s,
                          "predicted": {"compute_s": plan.predicted.compute_s, "optimizer_s": plan.predicted.optimizer_s,
                                        "exposed_s": plan.predicted.exposed_communication_s}})  # fmt: skip
