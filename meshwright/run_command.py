@@ -84,20 +84,41 @@ def _check_address(option: str, address: str) -> None:
 @click.argument("address")
 @click.option("--drain", type=click.IntRange(min=0), multiple=True, help="A process that is to hand over and leave.")
 @click.option("--add", type=_COUNT, help="So many more processes on the first machine.")
+@click.option("--speed", multiple=True, help="PROCESS=SPEED, above 0 to 1 (healthy again), e.g. 3=0.6.")
 @click.pass_obj
-def members_command(stream: TextIO, address: str, drain: tuple[int, ...], add: int | None) -> int:
+def members_command(
+    stream: TextIO, address: str, drain: tuple[int, ...], add: int | None, speed: tuple[str, ...]
+) -> int:
     """Change who takes part in the job that runs at ADDRESS, at the end of a step.
 
     `meshwright run` prints its address. More machines join with `meshwright run --join ADDRESS`."""
     _check_address("ADDRESS", address)
-    if not drain and add is None:
-        raise RequestError("'members' must be given --drain or --add, got neither; e.g. --drain 3")
+    if not drain and add is None and not speed:
+        raise RequestError("'members' must be given --drain, --add or --speed, got none of them; e.g. --drain 3")
+    speeds = [_speed(word) for word in speed]
     from .planner.epochs import Event, post
     from .planner.watch import connect
 
     store: Any = connect(address, 10.0)
     for who in drain:
         post(store, Event(kind="drain", who=who))
+    for who, text in speeds:
+        post(store, Event(kind="slow", who=who, text=text))
     if add is not None:
         post(store, Event(kind="add", who=-1, value=add))
     return 0
+
+
+def _speed(word: str) -> tuple[int, str]:
+    """The process and its speed, as they go into an event."""
+    who, _, text = word.partition("=")
+    try:
+        speed = float(text)
+    except ValueError:
+        speed = 0.0
+    if not who.isdecimal() or not 0 < speed <= 1:
+        raise RequestError(
+            f"'--speed' must be PROCESS=SPEED with a speed above 0 and at most 1, got {word[:60]!r}; --drain a process "
+            "that is to go"
+        )
+    return int(who), repr(speed)

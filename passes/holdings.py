@@ -19,7 +19,6 @@ from torch.distributed.tensor import DTensor, Replicate, Shard
 
 from ..plans.errors import CheckError, RequestError
 from ..plans.layouts import Layout
-from ..plans.meshes import Mesh
 from ..plans.migration import Carried, Place
 from ..plans.plan import Plan
 from .graph import Captured
@@ -129,11 +128,9 @@ def _place(kind: Kind, lookup: PlanLookup, ranks: tuple[int, ...], holders: Hold
     layout: Layout = (None if kind.like is None else lookup.layout(kind.like)) or ("R",) * mesh.ndim
     if holders is None:
         return Place(layout=layout, mesh=mesh, ranks=ranks)
-    # On every pipeline rank that holds it alike; what no stage reads is on all of them.
+    # What no stage reads is on all pipeline ranks.
     stages = holders.get(kind.name.partition("::")[0], tuple(range(len(ranks) // mesh.size)))
-    held = tuple(ranks[stage * mesh.size + at] for stage in stages for at in range(mesh.size))
-    whole = Mesh((len(stages), *mesh.shape), ("pipeline", *mesh.axis_names))
-    return Place(layout=("R", *layout), mesh=whole, ranks=held)
+    return Place.in_stages(layout, mesh, ranks, stages)
 
 
 def parts(

@@ -16,22 +16,27 @@ from collections.abc import Iterator
 from typing import Any
 
 import msgspec
+import numpy as np
 import torch
 from msgspec import Struct
 
-from ..plans.errors import MeshwrightError
+from ..plans.errors import MeshwrightError, RequestError
 from ..plans.plan import Plan
 from .epochs import Event, post
+from .pace import Curve
 from .processes import forked
 from .replan import ranks_of
 from .solved import Solved
 from .survivors import Request, assigned, replacement
 from .watch import connect
+from .workloads import workload_of
 
-__all__ = ["Ahead", "Ask", "StoreShelf", "ahead_of"]
+__all__ = ["Ahead", "Ask", "StoreShelf", "ahead_of", "curve_key", "curve_of"]
 
 # Kinds of double failures that are looked at.
 _DOUBLES = 16
+# Sizes at which a step is predicted.
+_SIZES = 33
 
 
 class StoreShelf:
@@ -101,6 +106,9 @@ def _answers(ask: Ask, request: Request, solved: Solved, store: Any, me: int) ->
     if ask.speeds:
         _judge(ask, plan, request, solved, store, me)
         yield
+    elif (curve := curve_of(request, plan)) is not None:
+        store.set(curve_key(plan.digest()), msgspec.json.encode(curve).decode())
+        yield
     for _ in ahead_of(request, plan, len(ask.members) - ranks_of(plan), solved):
         yield
 
@@ -111,6 +119,30 @@ def _judge(ask: Ask, plan: Plan, request: Request, solved: Solved, store: Any, m
     if found.ranks != ask.ranks or Plan.from_bytes(found.plan).mesh != plan.mesh:
         for who, speed in sorted(ask.speeds.items()):
             post(store, Event(kind="slow", who=who, text=json.dumps(speed)))
+
+
+def curve_key(digest: str) -> str:
+    """Where the curve of a plan is on the store."""
+    return f"curve/{digest}"
+
+
+def curve_of(request: Request, plan: Plan) -> Curve | None:
+    """What a step of `plan` is predicted to take at any size of the one dim of its inputs that may change; None where
+    there is no such dim, or several, or a pipeline."""
+    dims = plan.options.dynamic
+    if plan.pipeline is not None or len({dim.symbol for dim in dims}) != 1:
+        return None
+    least, most = max(dim.smallest for dim in dims), min(dim.largest or 2**20 for dim in dims)
+    try:
+        found = workload_of(
+            plan, request.model, request.args, request.kwargs, dynamic=request.options["dynamic"], loss=request.loss,
+            rules=request.options.get("rules", ()),
+        )  # fmt: skip
+    except RequestError:
+        return None  # sizes that do not grow linearly: steps are held against each other instead
+    sizes = np.unique(np.linspace(least, most, _SIZES).round())
+    seconds = found.seconds(**{dims[0].symbol: sizes})
+    return Curve(symbol=dims[0].symbol, sizes=tuple(sizes.tolist()), seconds=tuple(np.asarray(seconds).tolist()))
 
 
 def ahead_of(request: Request, plan: Plan, spare: int, solved: Solved) -> Iterator[None]:

@@ -13,6 +13,7 @@ When a process is lost the block ends early on the others, they regroup, and the
 from __future__ import annotations
 
 import os
+import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -25,14 +26,16 @@ import torch.distributed as dist
 from torch import nn
 from torch.utils.data import default_collate
 
+from ..passes.trees import flatten_call
 from ..plans.batches import Batches
 from ..plans.errors import CheckError, RequestError, StepError
 from ..plans.meshes import Mesh
 from ..plans.plan import Plan
-from .ahead import Ahead, Ask, StoreShelf
+from .ahead import Ahead, Ask, StoreShelf, curve_key
 from .api import LossFunction
 from .checkpoints import Checkpoints
 from .epochs import IDLE, Epoch
+from .pace import Curve, Pace, own_work_s
 from .regroup import Groups, Regroup, entry_key, gathered
 from .survivors import Request
 from .training import Running, Training
@@ -40,6 +43,8 @@ from .watch import Watch, supervised
 
 __all__ = ["Elastic", "elastic"]
 
+# Speeds that differ by less are the same.
+_UNLIKE = 0.1
 # So long a process that met an error waits to be told that another one is lost.
 _PATIENCE_S = 10.0
 
@@ -60,6 +65,7 @@ def elastic(
     timeout_s: float = 600.0,
     horizon_s: float | None = None,
     ahead: bool = True,
+    slow: float = 0.8,
     **options: Any,
 ) -> Elastic:
     """A job that trains `model` on the processes that `meshwright run` started, and goes on with those that are left.
@@ -75,6 +81,8 @@ def elastic(
     timeout_s        the last resort of a collective; the supervisor finds out earlier
     horizon_s        seconds to the next failure, as for `mw.replan`
     ahead            plan for the next loss beforehand, in a process of its own at the lowest priority
+    slow             a process below this share of the others' speed is slow, and left out if a plan without it is
+                     faster (`ahead` judges that); 0: none is
 
     Waits until all processes are there. Raises RequestError without a supervisor, Infeasible when no plan fits, and
     StateLost when neither survivors nor a checkpoint hold what the new plan needs.
@@ -92,7 +100,7 @@ def elastic(
     # Before this process has threads.
     planner = Ahead(request, *supervised()) if ahead else None
     training = Training(request=request, optimizer_for=optimizer, scheduler_for=scheduler)
-    job = Elastic(Watch(), training, kept, planner, timeout_s)
+    job = Elastic(Watch(), training, kept, planner, timeout_s, slow)
     job.enter()
     return job
 
@@ -107,15 +115,22 @@ class Elastic:
         checkpoints: Checkpoints | None,
         planner: Ahead | None,
         timeout_s: float,
+        slow: float,
     ) -> None:
         self._watch, self._training, self._checkpoints, self._timeout_s = watch, training, checkpoints, timeout_s
-        self._planner = planner
+        self._planner, self._slow = planner, 0.0 if planner is None else slow
         self._solved = training.request.solved(StoreShelf(watch.store))
         self._groups = Groups()
         self._agreed = 0
         self._saved = -1
         self._met = (-1, "")
+        # Seconds to the gate of the last step, by its slowest rank, and whether ranks are checked after it.
+        self._began, self._took_s, self._checking = 0.0, 0.0, False
         self._looped = False
+        self._pace = Pace(0.0, 0.0)
+        # Of the last call of the model, and what its step should take.
+        self._shapes: dict[str, tuple[int, ...]] = {}
+        self._curve: Curve | None = None
 
     @property
     def model(self) -> nn.Module:
@@ -207,7 +222,7 @@ class Elastic:
         if training.stage != "between":
             raise RequestError("'step' must not be entered within another one, got two; end the first one before")
         training.begin()
-        self._watch.stage = "step"
+        self._watch.stage, self._began = "step", time.perf_counter()
         try:
             yield
             if training.stage != "stepped":
@@ -215,6 +230,7 @@ class Elastic:
                     "'step' must call job.optimizer.step() once, got none; accumulate gradients within one step"
                 )
             training.stage = "between"
+            self._keep_pace()
             self._save_if_due()
             if self._agreed > self._watch.epoch:
                 self._recover()
@@ -252,9 +268,11 @@ class Elastic:
         if torch.cuda.is_available() and torch.cuda.is_initialized():
             torch.cuda.synchronize()
         asked = max(watch.epochs, default=0)
-        said = torch.tensor([training.done, -training.done, asked])
+        took_us, wanted = int(1e6 * (time.perf_counter() - self._began)), int(self._pace.checks > 0)
+        said = torch.tensor([training.done, -training.done, asked, took_us, wanted])
         dist.all_reduce(said, op=dist.ReduceOp.MAX, group=self._groups.control)
-        most, least, newest = said.tolist()
+        most, least, newest, took_us, wanted = said.tolist()
+        self._took_s, self._checking = max(took_us, 1) / 1e6, bool(wanted)
         if most != -least:
             raise CheckError(f"all ranks must be at the same step, got {-least} to {most}")
         if most == 0:
@@ -271,6 +289,39 @@ class Elastic:
         training.done += 1
         training.stage = "stepped"
         self._watch.done = training.done
+
+    def _keep_pace(self) -> None:
+        """Look whether the step took too long, and where that is to be found out, time all ranks for themselves. The
+        last rank decides, and has it judged whether another plan would pay."""
+        last, epoch = self._watch.me == self.members[-1], self._watch.epochs[self._watch.epoch]
+        if self._checking:
+            device = torch.device("cuda") if dist.get_backend() == "nccl" else torch.device("cpu")
+            seconds = gathered(self._groups.control, own_work_s(device))
+            if last and self._planner is not None:
+                slow = {self.members[rank]: speed for rank, speed in self._pace.checked(seconds).items()}
+                if any(abs(speed - epoch.speeds.get(who, 1.0)) > _UNLIKE for who, speed in slow.items()):
+                    self._ask_ahead({**epoch.speeds, **slow})
+        if last:
+            self._pace.took(self._took_s, self._predicted_s())
+
+    def _predicted_s(self) -> float | None:
+        """What this step should have taken, by the sizes of its inputs; None where that is not known."""
+        key, store = curve_key(self.plan.digest()), self._watch.store
+        if self._curve is None and self._shapes and store.check([key]):
+            self._curve = msgspec.json.decode(store.get(key), type=Curve)
+        return None if self._curve is None else self._curve.at(self.plan.options.dynamic, self._shapes)
+
+    def _seen(self, model: nn.Module, args: tuple, kwargs: dict[str, Any]) -> None:
+        """Note the shapes of what a model is called with."""
+        tensors, tree = flatten_call(args, kwargs)
+        self._shapes = {name: tuple(tensor.shape) for name, tensor in zip(tree.names, tensors, strict=True)}
+
+    def _ask_ahead(self, speeds: dict[int, float]) -> None:
+        """Have the process beside this one plan for what may come, and judge `speeds` first."""
+        members = self._watch.epochs[self._watch.epoch].members
+        if self._planner is not None:
+            ask = Ask(plan=self.plan.to_bytes(), ranks=self.members, members=members, speeds=speeds)
+            self._planner.plan(self._watch.store, ask)
 
     def _closed(self) -> bool:
         """Whether the job has ended; False when processes regrouped and some of the loop may be left."""
@@ -340,8 +391,13 @@ class Elastic:
         optimizer.register_step_post_hook(self._stepped)
         watch.stage, watch.done = "between", self.done
         watch.tell("running", msgspec.json.encode({"done": self.done, **regroup.seconds}).decode(), watch.epoch)
-        if self._planner is not None and watch.me == self.members[-1]:
-            self._planner.plan(watch.store, Ask(plan=self.plan.to_bytes(), ranks=self.members, members=epoch.members))
+        last = watch.me == self.members[-1]
+        self._pace = Pace(self.plan.predicted.step_time_s, self._slow if last else 0.0)
+        self._curve, self._shapes = None, {}
+        if last:
+            self._ask_ahead({})
+            if self._slow and self.plan.options.dynamic:
+                self.model.register_forward_pre_hook(self._seen, with_kwargs=True)
 
     def _idle(self, epoch: Epoch) -> None:
         """Live without a part in the plan, until those that have one enter another epoch."""

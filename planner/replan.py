@@ -170,7 +170,7 @@ def _replacement(before: Plan, made: Plan, choice: Choice, devices: Devices) -> 
         idle=tuple(device for device in devices.alive if device not in set(choice.devices)),
         step_time_s=made.predicted.step_time_s,
         migration=migration,
-        migration_s=0.0 if migration is None else _seconds(migration, before.cluster, devices),
+        migration_s=_seconds(migration, before.cluster, devices),
         tried=(),
     )
 
@@ -179,23 +179,23 @@ def _slowed(plan: Plan, speed: float) -> Predicted:
     """What is predicted where the slowest device computes at `speed`: communication is as fast as before."""
     now = plan.predicted
     more = (now.compute_s + now.optimizer_s) * (1 / speed - 1)
+    interval = now.step_time_interval_s
     return msgspec.structs.replace(
         now,
         step_time_s=now.step_time_s + more,
+        step_time_interval_s=None if interval is None else (interval[0] + more, interval[1] + more),
         compute_s=now.compute_s / speed,
         optimizer_s=now.optimizer_s / speed,
         recompute_s=now.recompute_s / speed,
     )
 
 
-def _migration(before: Plan, after: Plan, chosen: tuple[int, ...], devices: Devices) -> Migration | None:
-    """What moves; None for plans with pipelines, whose ranks hold other parts of the model."""
-    if before.pipeline is not None or after.pipeline is not None:
-        return None
+def _migration(before: Plan, after: Plan, chosen: tuple[int, ...], devices: Devices) -> Migration:
+    """What moves."""
     states = {"adamw": 2, "adam": 2, "sgd-momentum": 1}.get(before.options.optimizer, 0)
     names = ("exp_avg", "exp_avg_sq")[:states]
     return migrate(
-        carried(before, after, range(before.mesh.size), chosen, states=names),
+        carried(before, after, range(ranks_of(before)), chosen, states=names),
         devices.alive,
         apart=devices.apart,
     )

@@ -26,6 +26,8 @@ __all__ = ["Limits", "Node", "Supervisor"]
 
 _POLL_S = 0.01
 _LOOK_S = 0.25
+# Speeds that differ by less are the same.
+_UNLIKE = 0.1
 # After the first process has ended well, the others have so long to do so before they count as left behind.
 _GRACE_S = 2.0
 
@@ -168,6 +170,8 @@ class Supervisor:
             self._runs(event)
 
     def _slow(self, who: int, speed: float) -> None:
+        if speed < 1.0 and abs(self.speeds.get(who, 1.0) - speed) < _UNLIKE:
+            return
         self.speeds[who] = speed
         if speed == 1.0:
             del self.speeds[who]

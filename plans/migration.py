@@ -19,9 +19,10 @@ import msgspec
 from msgspec import Struct
 
 from .errors import RequestError
-from .layouts import Layout, is_partial, local_range, local_shape
+from .layouts import REPLICATE, Layout, is_partial, local_range, local_shape
 from .meshes import Mesh
 from .plan import Plan, Tensor
+from .stage_holders import stage_holders
 from .stamps import stamped_block
 from .words import dtype_bytes
 
@@ -49,6 +50,15 @@ class Place:
             raise RequestError(
                 f"'layout' must have a whole or split placement for each axis of mesh {self.mesh}, got {self.layout}"
             )
+
+    @classmethod
+    def in_stages(cls, layout: Layout, mesh: Mesh, ranks: Sequence[int], stages: Sequence[int]) -> Place:
+        """Alike on each of the pipeline ranks `stages`; pipeline rank r is played by as many of `ranks` as `mesh` has,
+        from r times that number on."""
+        size = mesh.size
+        held = tuple(ranks[stage * size + at] for stage in stages for at in range(size))
+        whole = Mesh((len(stages), *mesh.shape), ("pipeline", *mesh.axis_names))
+        return cls(layout=(REPLICATE, *layout), mesh=whole, ranks=held)
 
     def box(self, shape: Sequence[int], rank: int) -> Box | None:
         """The piece of a tensor of `shape` that `rank` holds; None when it holds no element."""
@@ -231,10 +241,15 @@ def carried(
 
     RequestError when the plans are not for the same tensors.
     """
+    piped = before.pipeline is not None or after.pipeline is not None
+    places_before, places_after = _places(before, ranks_before), _places(after, ranks_after)
     for field in ("parameters", "buffers"):
         old: tuple[Tensor, ...] = getattr(before, field)
         new: tuple[Tensor, ...] = getattr(after, field)
-        together = {t.name for t in old} == {t.name for t in new} and before.model.blocks == after.model.blocks
+        # Of equal blocks in a pipeline one lies here and one there.
+        together = (
+            not piped and {t.name for t in old} == {t.name for t in new} and before.model.blocks == after.model.blocks
+        )
         left, right = (
             {t.name: t for t in tensors} if together else _numbered(plan, tensors)
             for plan, tensors in ((before, old), (after, new))
@@ -246,14 +261,21 @@ def carried(
                 "plan again for the same model"
             )
         for name, tensor in left.items():
-            here = Place(layout=tensor.layout, mesh=before.mesh, ranks=tuple(ranks_before))
-            there = Place(layout=right[name].layout, mesh=after.mesh, ranks=tuple(ranks_after))
+            here, there = places_before(name, tensor.layout), places_after(name, right[name].layout)
             copies = before.copies(name) if together else 1
             for state in ("", *(states if field == "parameters" else ())):
                 label = f"{name}::{state}" if state else name
                 yield Carried(
                     name=label, shape=tensor.shape, dtype=tensor.dtype, before=here, after=there, copies=copies
                 )
+
+
+def _places(plan: Plan, ranks: Sequence[int]) -> Callable[[str, Layout], Place]:
+    """Where a tensor of `plan` with a layout lies, by its name."""
+    if plan.pipeline is None:
+        return lambda name, layout: Place(layout=layout, mesh=plan.mesh, ranks=tuple(ranks))
+    holders, everywhere = stage_holders(plan), range(plan.pipeline.ranks)
+    return lambda name, layout: Place.in_stages(layout, plan.mesh, ranks, holders.get(name, everywhere))
 
 
 def _numbered(plan: Plan, tensors: Sequence[Tensor]) -> dict[str, Tensor]:

@@ -16,7 +16,7 @@ class Replacement(Struct, frozen=True, kw_only=True):
 
     idle          devices that live and are left out, because with them the step would be longer or does not divide
     step_time_s   predicted on these devices, as slow as they are
-    migration     which bytes move between devices, by their numbers before; None where the plans' pieces are not alike
+    migration     which bytes move between devices, by their numbers before
     migration_s   predicted on the cluster's links; what no living device holds (migration.missing) is not in it
     tried         meshes that were solved, and the seconds of their step
     passed        meshes that were not, because no plan on them takes less than so many seconds
@@ -26,7 +26,7 @@ class Replacement(Struct, frozen=True, kw_only=True):
     devices: tuple[int, ...]
     idle: tuple[int, ...]
     step_time_s: float
-    migration: Migration | None
+    migration: Migration
     migration_s: float
     tried: tuple[tuple[str, float], ...]
     passed: tuple[tuple[str, float], ...] = ()
@@ -34,12 +34,12 @@ class Replacement(Struct, frozen=True, kw_only=True):
     @property
     def migration_bytes(self) -> int:
         """Bytes that move from one device to another."""
-        return 0 if self.migration is None else self.migration.moved_bytes
+        return self.migration.moved_bytes
 
     @property
     def missing_bytes(self) -> int:
         """Bytes that no living device holds: a checkpoint must."""
-        return 0 if self.migration is None else self.migration.missing_bytes
+        return self.migration.missing_bytes
 
     def __str__(self) -> str:
         lines = [

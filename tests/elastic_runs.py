@@ -2,8 +2,9 @@
 
     python tests/elastic_runs.py RUNS.json
 
-RUNS.json holds a list of {"folder", "nproc", "limits", "options", "blows"}; each run leaves log.txt, code.txt and what
-the script writes in its folder. A run that takes longer than its watchdog is ended and has the code -14.
+RUNS.json holds a list of {"folder", "nproc", "limits", "options", "blows", "slowed"}; each run leaves log.txt,
+code.txt and what the script writes in its folder. A run that takes longer than its watchdog is ended and has the code
+-14.
 """
 
 from __future__ import annotations
@@ -53,8 +54,11 @@ def run(asked: dict[str, Any]) -> int:
     child = forked(lambda: supervise(folder, asked))  # it goes when this process goes
     end = time.monotonic() + asked.get("watchdog_s", WATCHDOG_S)
     blows = sorted(asked.get("blows", []))
+    turn = 0
     while True:
-        blows = strike(folder, blows)
+        blows, turn = strike(folder, blows), turn + 1
+        if "slowed" in asked:
+            slow_down(folder, asked["slowed"], turn)
         pid, status = os.waitpid(child, os.WNOHANG)
         if pid:
             return os.waitstatus_to_exitcode(status)
@@ -63,6 +67,15 @@ def run(asked: dict[str, Any]) -> int:
             os.waitpid(child, 0)
             return -signal.SIGALRM
         time.sleep(0.02)
+
+
+def slow_down(folder: Path, slowed: tuple[int, float], turn: int) -> None:
+    """Let a process run one turn in four, from so many seconds after the first step on."""
+    who, after_s = slowed
+    told, begun = folder / f"pid-{who}", folder / "begun"
+    if told.exists() and begun.exists() and time.time() - begun.stat().st_mtime > after_s:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(int(told.read_text(encoding="utf-8")), signal.SIGCONT if turn % 4 == 0 else signal.SIGSTOP)
 
 
 def strike(folder: Path, blows: list[list[float]]) -> list[list[float]]:

@@ -173,11 +173,22 @@ def main(options: dict[str, Any]) -> None:
     if "meshes" in options:
         meshes = options["meshes"]
         options["mesh"] = lambda ranks: meshes[str(ranks)]
-    keys = ("mesh", "constraints", "checkpoint", "every", "keep", "recipe", "pipeline", "microbatches", "schedule")
+    keys = (
+        "mesh",
+        "constraints",
+        "checkpoint",
+        "every",
+        "keep",
+        "recipe",
+        "pipeline",
+        "microbatches",
+        "schedule",
+        "ahead",
+    )
     given = {key: options[key] for key in keys if key in options}
     job = mw.elastic(
         model, example, optimizer=adamw, scheduler=decay, timeout_s=options.get("timeout_s", 60.0),
-        dynamic=None if plain or spec else {"x": {0: (2, 12)}}, **given,
+        slow=options.get("slow", 0.0), dynamic=None if plain or spec else {"x": {0: (2, 12)}}, **given,
     )  # fmt: skip
     (folder / f"pid-{job.number}").write_text(str(os.getpid()), encoding="utf-8")
     entered = 0

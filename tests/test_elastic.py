@@ -75,6 +75,7 @@ def several(folder: Path, runs: dict[str, dict[str, Any]], watchdog_s: float = 6
             "folder": str(folder / name),
             "nproc": options.pop("nproc", 4),
             "limits": options.pop("limits", {}),
+            **({"slowed": options.pop("slowed")} if "slowed" in options else {}),
             "options": options,
             "watchdog_s": watchdog_s,
         }
@@ -316,6 +317,23 @@ def test_hangs_and_losses_at_once(tmp_path: Path, alone: list[float]) -> None:
     assert found["slow"].members() == [(0, 1, 2, 3)] and "is lost" not in found["slow"].said
     assert "a fault of its own" in found["an error of its own"].said
     assert found["an error of its own"].members()[-1] == (0, 1, 3)
+
+
+@pytest.mark.slow
+def test_a_slow_process_is_left_out_and_others_are_taken_up(tmp_path: Path) -> None:
+    whole = ["*.weight = R", "*.bias = R", "gain = R", "norm.running_* = R"]
+    runs = {
+        # From the first step on; it lives on without a part.
+        "slow": {"nproc": 3, "mesh": "3", "constraints": whole, "epochs": 40, "slow": 0.8, "slowed": [1, 0.0]},
+        # The plan leaves one out that is well, and takes it up when another one is lost.
+        "idle": {**REPLANNED, "faults": [kill(1, 2, "backward"), kill(0, 5, "backward"), kill(2, 8, "backward")]},
+    }
+    found = several(tmp_path, runs)
+    sound(found["slow"], reference(script.SAMPLES, 40))
+    assert re.search(r"process 1 works at 0\.\d\d of its speed", found["slow"].said)
+    assert any(1 not in members for members in found["slow"].members())
+    sound(found["idle"], reference(script.SAMPLES, script.EPOCHS), resumes=2)
+    assert found["idle"].members()[-1] == (3,)
 
 
 PIPELINED = {"pipeline": 2, "microbatches": 4, "size": 8, "plain": True, "every": 2}
