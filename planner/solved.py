@@ -97,7 +97,7 @@ class Solved:
             found = solve(plan, choice, time_limit_s, better_than_s)
         except Infeasible as error:
             return Solution(refused=str(error))
-        if isinstance(found, float):
+        if not isinstance(found, Plan):
             return Solution(bound_s=found)
         # How long it took differs from process to process; the plan's digest must not.
         same = msgspec.structs.replace(found, solver=msgspec.structs.replace(found.solver, seconds=0.0))

@@ -21,7 +21,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from . import elastic_runs, test_elastic
+from . import elastic_checks, elastic_runs
 
 PHASES = ("leave", "join", "agree", "plan", "move", "build")
 PLACES = ("forward", "backward", "gate", "optimizer", "after", "save")
@@ -34,7 +34,9 @@ def schedule(draw: random.Random, folder: Path) -> dict[str, Any]:
         {"mesh": f"{nproc}", "constraints": ["*.weight = R", "*.bias = R", "gain = R", "norm.running_* = R"]},
         {"mesh": f"{nproc}", "constraints": ["*.weight = S(0)", "*.bias = S(0)", "gain = S(0)"]},
     ]
-    layouts += [test_elastic.SHARDED, {**test_elastic.REPLANNED, "mesh": f"{nproc // 2}x2"}] if nproc % 2 == 0 else []
+    layouts += (
+        [elastic_checks.SHARDED, {**elastic_checks.REPLANNED, "mesh": f"{nproc // 2}x2"}] if nproc % 2 == 0 else []
+    )
     options = {**draw.choice(layouts), "checkpoint": str(folder / "saved"), "every": draw.randint(1, 4)}
     doomed = draw.sample(range(nproc), draw.randint(1, nproc - 1))
     faults: list[dict[str, Any]] = []
@@ -74,10 +76,10 @@ def main() -> int:
         before = time.monotonic()
         code = elastic_runs.run({**given, "watchdog_s": asked.watchdog})
         (folder / "code.txt").write_text(f"{code} {time.monotonic() - before:.2f}", encoding="utf-8")
-        found = test_elastic.left(folder)
+        found = elastic_checks.left(folder)
         ran, epochs = ran + 1, epochs + len(found.members())
         try:
-            test_elastic.sound(found, alone)
+            elastic_checks.sound(found, alone)
         except AssertionError as error:
             failed += 1
             record(asked.log, f"{index} FAILED {folder}")
@@ -102,8 +104,8 @@ def reference_apart() -> list[float]:
     import multiprocessing
 
     with multiprocessing.get_context("fork").Pool(1) as pool:
-        script = test_elastic.script
-        return pool.apply(test_elastic.reference, (script.SAMPLES, script.EPOCHS), {"plain": False})
+        script = elastic_checks.script
+        return pool.apply(elastic_checks.reference, (script.SAMPLES, script.EPOCHS), {"plain": False})
 
 
 if __name__ == "__main__":

@@ -207,7 +207,7 @@ def test_watching_needs_linux(monkeypatch: pytest.MonkeyPatch) -> None:
         (["run", "--nproc", "2", "--join", "a:1", "--nodes", "2", __file__], "'--join' must not be given with --nodes"),
         (["run", "--nproc", "2", "--hang-after", "9", "--stall-after", "9", __file__], "'hang_s' must be positive and"),
         (["members", "nowhere", "--add", "1"], "'ADDRESS' must be host:port, got 'nowhere'"),
-        (["members", "127.0.0.1:1"], "'members' must be given --drain or --add"),
+        (["members", "127.0.0.1:1"], "'members' must be given --drain, --add or --speed"),
     ],
 )
 def test_wrong_requests_on_the_command_line(words: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
