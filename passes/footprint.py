@@ -71,22 +71,23 @@ def footprint(
     early: bool,
     device: torch.device,
     rounds_to: int,
+    once: Sequence[str] = (),
 ) -> Footprint:
-    """Walk the program of the rank at `coordinate`; `early` and `device` as for `split` and `localize`."""
-    program = localize(captured, lookup, mesh, coordinate, ["walked"] * mesh.ndim, device=device)
+    """Walk the program of the rank at `coordinate`; `early`, `device` and `once` as for `split` and `localize`."""
+    program = localize(captured, lookup, mesh, coordinate, ["walked"] * mesh.ndim, device=device, once=once)
+    named = {name: node for node, name in captured.names.items()}
     with _torch.FakeTensorMode(allow_non_fake_inputs=True) as fake:
         storages = _Storages(rounds_to)
         given = []
-        for source in captured.sources.values():
-            layout = lookup(source.name).outputs[0]
-            assert layout is not None
-            shape = local_shape(source.shape, layout, mesh.shape, coordinate)
-            given.append(torch.empty(shape, dtype=source.dtype))
+        for name in program.sources:
+            layout, value = lookup(name).outputs[0], values_of(named[name])[0]
+            assert layout is not None and value is not None
+            shape = local_shape(tuple(value.shape), layout, mesh.shape, coordinate)
+            given.append(torch.empty(shape, dtype=value.dtype))
         constants = {
             name: fake.from_tensor(value) if isinstance(value, torch.Tensor) and not _fake(value) else value
             for name, value in program.constants.items()
         }
-        named = {name: node for node, name in captured.names.items()}
 
         def made(name: str) -> list[torch.Tensor]:
             """What the op `name` gives on this rank, where that cannot be told from what it reads."""
@@ -120,10 +121,11 @@ def _walk(
 ) -> Footprint:
     parts, storages = cut(program, early=early), run.storages
     kinds = {s.name: s.kind for s in captured.sources.values()}
+    label = {"parameter": "parameters", "kept": "gathered"}
     sources: dict[str, int] = {}
     for name, tensor in zip(program.sources, given, strict=True):
         before = storages.total
-        storages.see(tensor, "parameters" if kinds[name] == "parameter" else "other")
+        storages.see(tensor, label.get(kinds.get(name, "kept"), "other"))
         sources[name] = storages.total - before
     for value in constants.values():
         if isinstance(value, torch.Tensor):
@@ -146,7 +148,7 @@ def _walk(
         saved=start,
         left=left,
         sources=sources,
-        parameters=frozenset(name for name in sources if kinds[name] == "parameter"),
+        parameters=frozenset(name for name in sources if kinds.get(name) == "parameter"),
         gradients=frozenset(program.gradients),
     )
 

@@ -7,13 +7,16 @@ and again in the backward; where it is gathered, one gather serves all (FSDP's r
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import fx
 
 from ..plans.marks import KEEP
+from ..plans.plan import Node
 from .graph import Captured, emit
 
-__all__ = ["insert_keeps", "is_keep", "readers_of"]
+__all__ = ["insert_keeps", "is_keep", "kept_once", "readers_of"]
 
 _ALIAS = torch.ops.aten.alias.default
 
@@ -35,6 +38,13 @@ def insert_keeps(captured: Captured) -> None:
 def is_keep(node: fx.Node) -> bool:
     """Whether `node` may hold a parameter gathered."""
     return node.target is _ALIAS
+
+
+def kept_once(captured: Captured, lookup: Callable[[str], Node]) -> tuple[str, ...]:
+    """The names of the nodes of `captured` that move their parameter: what they make depends on it alone, so that a
+    step of several micro-batches needs it once."""
+    names = [captured.names[node] for node in captured.ops() if is_keep(node)]
+    return tuple(name for name in names if lookup(name).inputs[0].steps)
 
 
 def readers_of(source: fx.Node) -> list[fx.Node]:

@@ -27,7 +27,7 @@ from .keeping import is_keep
 from .lowerings import LOWERINGS
 from .naming import op_name
 
-__all__ = ["PASSED", "LocalProgram", "Lookup", "local_op", "localize", "reduction", "shaped"]
+__all__ = ["PASSED", "LocalProgram", "Lookup", "gathering", "local_op", "localize", "reduction", "shaped"]
 
 aten = torch.ops.aten
 Lookup = Callable[[str], Node]
@@ -63,6 +63,7 @@ class LocalProgram:
     outputs, mutations, gradients   what it gives, by index or name
     constants   tensors that the graph reads by name
     late        where the gradients lie that are left as the backward makes them
+    once        names of the kept parameters that it takes as they are kept, the last of its sources
     """
 
     graph: fx.Graph
@@ -75,6 +76,7 @@ class LocalProgram:
     backward: frozenset[fx.Node]
     needs: Mapping[str, frozenset[int]]
     late: Mapping[str, Layout] = dataclasses.field(default_factory=dict)
+    once: tuple[str, ...] = ()
 
 
 def localize(
@@ -87,16 +89,18 @@ def localize(
     device: torch.device | None = None,
     late: Collection[str] = (),
     passed: Collection[str] = (),
+    once: Sequence[str] = (),
 ) -> LocalProgram:
     """The program of the rank at `coordinate`.
 
     `lookup` gives the plan's node of a name; `groups[a]` is the process group of mesh axis `a`; tensors that the
     program makes are made on `device` (the CPU by default). The gradients of `late` stay as the backward makes them:
-    `reduction` is the rest of their way. Nodes that the gradients of `passed` need are marked (see passes/weights.py).
+    `reduction` is the rest of their way. Of the kept parameters named in `once` it is given what is kept: `gathering`
+    makes that. Nodes that the gradients of `passed` need are marked (see passes/weights.py).
     Raises ReplayError when the plan lacks a node or does not fit the program.
     """
     emitter = Emitter(fx.Graph(), mesh, coordinate, groups, device)
-    return _Localizer(captured, lookup, mesh, emitter, late, passed).run()
+    return _Localizer(captured, lookup, mesh, emitter, late, passed, tuple(once)).run()
 
 
 def reduction(captured: Captured, lookup: Lookup, program: LocalProgram, emitter: Emitter) -> fx.Graph:
@@ -116,6 +120,25 @@ def reduction(captured: Captured, lookup: Lookup, program: LocalProgram, emitter
     return emitter.graph
 
 
+def gathering(captured: Captured, lookup: Lookup, program: LocalProgram, emitter: Emitter) -> fx.Graph:
+    """The way of the parameters that `program` is given as they are kept, in their order, from where they lie."""
+    named = {name: node for node, name in captured.names.items()}
+    ends: list[fx.Node] = []
+    for name in program.once:
+        source = named[name].all_input_nodes[0]
+        layout, value = lookup(captured.names[source]).outputs[0], values_of(source)[0]
+        assert layout is not None and value is not None
+        at = emitter.graph.placeholder(f"held_{len(ends)}")
+        emitter.origin = (name, "gather")
+        for text in lookup(name).inputs[0].steps:
+            step = parse_step(text)
+            after = emitter.after(step, layout)
+            at, layout = emitter.step(step, at, layout, value), after
+        ends.append(at)
+    emitter.graph.output(tuple(ends))
+    return emitter.graph
+
+
 class _Localizer:
     def __init__(
         self,
@@ -125,9 +148,11 @@ class _Localizer:
         emitter: Emitter,
         late: Collection[str],
         passed: Collection[str],
+        once: tuple[str, ...],
     ) -> None:
         self.captured, self.lookup, self.mesh, self.emitter = captured, lookup, mesh, emitter
-        self.late, self.passed = late, passed
+        self.late, self.passed, self.once = late, passed, once
+        self.given: dict[str, fx.Node] = {}
         self.reads: dict[str, list[fx.Node]] = {}
         self.local: dict[fx.Node, fx.Node] = {}
         self.layouts: dict[tuple[fx.Node, int], Layout] = {}
@@ -137,8 +162,11 @@ class _Localizer:
 
     def run(self) -> LocalProgram:
         captured, graph = self.captured, self.emitter.graph
+        for node in captured.sources:
+            self._enter(node)
+        self.given = {name: graph.placeholder(f"kept_{index}") for index, name in enumerate(self.once)}
         for node in captured.graph.nodes:
-            if node.op in ("placeholder", "get_attr"):
+            if node.op in ("placeholder", "get_attr") and node not in captured.sources:
                 self._enter(node)
         outputs, mutations = self._forward()
         boundary = set(graph.nodes)
@@ -147,7 +175,7 @@ class _Localizer:
         self._mark_passed()
         return LocalProgram(
             graph=graph,
-            sources=tuple(s.name for s in captured.sources.values()),
+            sources=(*(s.name for s in captured.sources.values()), *self.once),
             tangents=tuple(captured.tangents),
             outputs=tuple(outputs),
             mutations=tuple(mutations),
@@ -156,6 +184,7 @@ class _Localizer:
             backward=frozenset(n for n in graph.nodes if n not in boundary and n.op == "call_function"),
             needs={name: _tangents_of(node, captured) for name, node in captured.grads.items()},
             late={n: self.layouts[node, 0] for n, node in captured.grads.items() if n in self.late},
+            once=self.once,
         )
 
     def _mark_passed(self) -> None:
@@ -233,6 +262,10 @@ class _Localizer:
             raise ReplayError(
                 f"'plan' must fit the model, got {plan.op} with {len(plan.inputs)} inputs for {name}; plan again"
             )
+        if name in self.given:
+            assert plan.outputs[0] is not None
+            self.local[node], self.layouts[node, 0] = self.given[name], plan.outputs[0]
+            return
         pieces = iter([self._moved(n, edge, backward, name) for n, edge in zip(inputs, plan.inputs, strict=True)])
         whole = set(inputs)
         read = (node.args, node.kwargs)

@@ -23,13 +23,14 @@ def run_pipeline(schedule: Schedule, works: Sequence[Sequence[StageWork]], mesh:
     """
     seed = int(torch.randint(2**62, ()))
     moving: dict[Action, list[list[torch.Tensor]]] = {}
-    actions = [action for _, action in progress(schedule) if action.is_compute]
+    actions = [Action(stage, "UNSHARD") for stage in range(schedule.stages)]
+    actions += [action for _, action in progress(schedule) if action.is_compute]
     actions += [Action(stage, "REDUCE_GRAD") for stage in range(schedule.stages)]
     for action in actions:
         ranks = works[action.stage]
         kind = "F" if action.kind == "F" else "B"
         none: list[list[torch.Tensor]] = [[] for _ in ranks]
-        received = none if action.kind in ("W", "REDUCE_GRAD") else moving.pop(_to(action, kind, 0), none)
+        received = none if action.kind in ("W", "UNSHARD", "REDUCE_GRAD") else moving.pop(_to(action, kind, 0), none)
         inputs = [work.give(action, given) for work, given in zip(ranks, received, strict=True)]
         graphs = [work.graphs.graphs[action.kind] for work in ranks]
         with torch.no_grad(), drawing(ranks[0].graphs, action, seed):

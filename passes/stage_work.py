@@ -15,12 +15,14 @@ from torch import fx
 
 from ..plans.actions import Action
 from ..plans.layouts import Layout, local_shape
+from ..plans.marks import KEEP
 from ..plans.meshes import Mesh
 from ..plans.plan import Plan
 from ..plans.steps import parse_step
 from .collectives import Emitter
 from .graph import values_of
-from .local import LocalProgram, localize, reduction
+from .keeping import kept_once
+from .local import LocalProgram, gathering, localize, reduction
 from .naming import draws_random
 from .split import cut
 from .stage_lookup import StageLookup
@@ -43,7 +45,7 @@ class Expected:
 class StageGraphs:
     """One stage as one rank runs it.
 
-    graphs      by kind of action: F, B, I, W and REDUCE_GRAD
+    graphs      by kind of action: UNSHARD, F, B, I, W and REDUCE_GRAD
     taken       positions of what the backward reads that W reads as well
     layouts     where each source lies
     receives, receives_gradient   the pieces that come from the neighbouring stages
@@ -75,11 +77,21 @@ def stage_graphs(
     once = plan.pipeline is None or plan.pipeline.reduce_gradients == "step"
     late = [name for name in parameters if once and _ends_in_collective(lookup, name)]
     passed = stage.sends_gradient
-    program = localize(captured, lookup, mesh, coordinate, groups, device=device, late=late, passed=passed)
+    several = plan.pipeline is not None and plan.pipeline.microbatches > 1
+    kept = kept_once(captured, lookup) if several else ()
+    program = localize(captured, lookup, mesh, coordinate, groups, device=device, late=late, passed=passed, once=kept)
     halves = cut(program, early=plan.options.prefetch)
     steps = in_two_steps(halves.backward, program.gradients, passed)
     last = reduction(captured, lookup, program, Emitter(fx.Graph(), mesh, coordinate, groups, device))
-    graphs = {"F": halves.forward, "B": halves.backward, "I": steps.first, "W": steps.then, "REDUCE_GRAD": last}
+    first = gathering(captured, lookup, program, Emitter(fx.Graph(), mesh, coordinate, groups, device))
+    graphs = {
+        "UNSHARD": first,
+        "F": halves.forward,
+        "B": halves.backward,
+        "I": steps.first,
+        "W": steps.then,
+        "REDUCE_GRAD": last,
+    }
     layouts = {source.name: lookup(source.name).outputs[0] for source in captured.sources.values()}
     expected = _Expectations(stage, lookup, mesh, coordinate)
     return StageGraphs(
@@ -153,6 +165,8 @@ class StageWork:
 
     def give(self, action: Action, received: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """The inputs of the action's graph; `received` is what the neighbouring stage made for it."""
+        if action.kind == "UNSHARD":
+            return [self.held[name.removesuffix(KEEP)] for name in self.program.once]
         if action.kind == "REDUCE_GRAD":
             return [self.gradients[name] for name in self.program.late]
         assert action.microbatch is not None
@@ -169,6 +183,9 @@ class StageWork:
 
     def take(self, action: Action, results: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """Keep what the graph gave; what goes on to the neighbouring stage."""
+        if action.kind == "UNSHARD":
+            self.held |= dict(zip(self.program.once, results, strict=True))
+            return []
         if action.kind == "REDUCE_GRAD":
             self.gradients |= dict(zip(self.program.late, results, strict=True))
             return []

@@ -25,6 +25,11 @@ class Accumulation:
         return 1.0 if self.reduce == "microbatch" else 1.0 / self.microbatches
 
     @property
+    def once(self) -> bool:
+        """Whether what depends on parameters alone is done once for several micro-batches."""
+        return self.microbatches > 1
+
+    @property
     def hides(self) -> bool:
         """Whether the reduction of a gradient can run beside the backward."""
         return not (self.late and self.microbatches == 1)

@@ -26,7 +26,7 @@ from .accumulation import Accumulation
 from .constraints import Constraints
 from .decisions import Decision, Formulation, Kind, Reading
 from .folding import Blocks
-from .hiding import behind_what
+from .hiding import behind_what, keeps
 from .op_costs import Fusion, Local, op_seconds
 from .problem import Pair, Problem
 from .strategies import EXTREMES, Strategies, Strategy
@@ -363,7 +363,9 @@ class _Builder:
         hubs: set[tuple] = set()
         names = self.captured.names
         share, beside = self.accumulation.share, self.accumulation.hides
-        for reading, part in (*((r, 1.0) for r in self.readings), *((r, share) for r in self.grads)):
+        kept = 1.0 / self.accumulation.microbatches
+        reads = ((r, kept if keeps(self.decisions[r.reader]) else 1.0) for r in self.readings)
+        for reading, part in (*reads, *((r, share) for r in self.grads)):
             start, output = (reading.source, reading.output) if reading.via is None else (reading.via, 0)
             at = reading.at if self.decisions[reading.reader].kind == "op" else None
             hides = reading.early or (self.decisions[reading.reader].node in self.parameters and beside)
@@ -417,7 +419,8 @@ class _Builder:
         pair = (source, reader) if source < reader else (reader, source)
         if hides:
             # Hidden communication takes a share of memory bandwidth and of the multiprocessors.
-            ahead = behind_what(a, b, self.decisions[reading.behind], reading, gradient=reading in self.grads)
+            gradient, once = reading in self.grads, self.accumulation.once
+            ahead = behind_what(a, b, self.decisions[reading.behind], reading, gradient=gradient, once=once)
             exposed = np.maximum(cost * self.prices.unhidden, cost - ahead * weight)
             behind = np.where(np.isfinite(cost), cost - np.where(np.isfinite(cost), exposed, 0.0), 0.0)
             _add(self.hidden, pair, behind if source < reader else behind.T)

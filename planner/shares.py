@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from torch import fx
 
 from .decisions import Formulation, Reading
-from .hiding import behind_what
+from .hiding import behind_what, keeps
 
 __all__ = ["Shares", "charged", "shares_of"]
 
@@ -45,6 +45,10 @@ def shares_of(formulation: Formulation, choices: Sequence[int]) -> Shares:
             steps[source.name] += float(decisions[index].seconds[choices[index]]) * accumulation.microbatches
     served: set[tuple] = set()
     for reading in formulation.readings:
+        if accumulation.once and keeps(decisions[reading.reader]):
+            name, start = captured.sources[reading.of].name, reading.source if reading.via is None else reading.via
+            steps[name] += _seconds(formulation, choices, reading, start, reading.reader)
+            continue
         reader = charged(formulation, reading)
         if reading.via is not None:
             ops[reader] += _seconds(formulation, choices, reading, reading.via, reading.reader)
@@ -86,6 +90,7 @@ def _seconds(
     seconds = float(table.seconds[table.index[here], table.index[there]])
     if not (reading.early or (gradient and formulation.accumulation.hides)):
         return seconds
-    window = behind_what(a, b, decisions[reading.behind], reading, gradient=gradient)
+    once = formulation.accumulation.once
+    window = behind_what(a, b, decisions[reading.behind], reading, gradient=gradient, once=once)
     row, column = (choices[k] if size > 1 else 0 for k, size in zip((start, end), window.shape, strict=True))
     return max(seconds * formulation.prices.unhidden, seconds - float(window[row, column]))

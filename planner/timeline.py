@@ -51,6 +51,7 @@ class Timeline:
         self.bytes: dict[Item, np.ndarray | Moved] = {}
         self._spans: dict[Item, list[tuple[int, int, int]]] = defaultdict(list)
         self._last: dict[fx.Node, int] = {}
+        self._held: set[Item] = set()
         self._collect(optimizer, device)
         self.items = list(self._spans)
         self.counts = (
@@ -65,7 +66,7 @@ class Timeline:
         staged = copy.copy(self)
         if not self.items:
             return staged
-        held = np.array([item[0] in _HELD for item in self.items])[:, None]
+        held = np.array([item[0] in _HELD or item in self._held for item in self.items])[:, None]
         forward = self.end - len(self._backward)
         saved = np.where(held, 0.0, self.counts[:, max(0, forward - 1)][:, None])
         whole = self.counts.max(axis=1, keepdims=True)
@@ -183,6 +184,8 @@ class Timeline:
             until = self.last_use(reading.node) if is_view(reading.node) else moment
             start, output = (reading.source, reading.output) if reading.via is None else (reading.via, 0)
             born = started.get(moment, moment) if reading.early else moment
+            if self._once(reading):
+                born, until = 0, self.end
             self._copy(start, output, reading.reader, reading, reading.node, born, until)
             if reading.via is not None:
                 hubs[reading.source, reading.output, reading.via, reading.of].append(reading)
@@ -191,6 +194,10 @@ class Timeline:
             until = max(self.last_use(r.node) if is_view(r.node) else self.moment[r.node] for r in readings)
             first = min(moments)
             self._copy(source, output, via, None, of, started.get(first, first) if readings[0].early else first, until)
+
+    def _once(self, reading: Reading) -> bool:
+        """Whether a kept parameter is read, in a step of several micro-batches: its copy serves all of them."""
+        return self.formulation.accumulation.once and is_keep(reading.node)
 
     def _started(self) -> dict[int, int]:
         """For each moment that reads a parameter, the one at which its gather is started: the reading before it."""
@@ -222,7 +229,10 @@ class Timeline:
         if item not in self.bytes:
             sizes, columns = self._target(reader, reading, table)
             self.bytes[item] = Moved(rows=rows, columns=columns, bytes=sizes, flipped=source > reader)
-        self._add(item, self.bytes[item], node, born, dies)
+        once = reading is not None and self._once(reading)
+        self._add(item, self.bytes[item], node, born, dies, held=once)
+        if once:
+            self._held.add(item)
         if not self._early(reading, source):
             # Moving along an inner dim packs the pieces: for a moment there are two of the copy.
             packed: Item = ("communication", item[1], ("packed", *item[2]))  # type: ignore[misc]

@@ -17,6 +17,7 @@ from ..passes.again import computed_again
 from ..passes.blocks import Run
 from ..passes.footprint import PARTS, Footprint, footprint
 from ..passes.graph import Captured
+from ..passes.keeping import kept_once
 from ..passes.local import Lookup
 from ..passes.naming import block_name, op_name
 from ..passes.places import Places, forward_ops, light_ops, stage_starts
@@ -208,6 +209,7 @@ def _unit(
         early=plan.options.prefetch,
         device=torch.device("cpu" if cpu else "cuda"),
         rounds_to=1 if cpu else _CUDA_BYTES,
+        once=kept_once(captured, find) if accumulation.once else (),
     )
     return _with_memory(
         Unit(

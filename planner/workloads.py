@@ -309,9 +309,10 @@ class Writer:
         if gradient:
             return (self.line(start, choices[start]),) if decisions[start].kind == "op" else ()
         a, b = decisions[start], decisions[end]
-        if keeps(b) and b.strategies[choices[end]].local != KEPT:
+        once = self.formulation.accumulation.once
+        if keeps(b) and (once or b.strategies[choices[end]].local != KEPT):
             return ()
-        if keeps(a) and not reading.backward and a.strategies[choices[start]].local == KEPT:
+        if keeps(a) and not once and not reading.backward and a.strategies[choices[start]].local == KEPT:
             return ()
         if b.kind == "op" and not keeps(b):
             return (self.line(end, choices[end]),)

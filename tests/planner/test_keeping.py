@@ -10,18 +10,23 @@ import pytest
 import torch
 from torch import nn
 
+import meshwright
 from meshwright.passes.keeping import is_keep
 from meshwright.passes.local import localize
 from meshwright.passes.lookup import PlanLookup
+from meshwright.passes.microbatches import microbatch
 from meshwright.passes.split import split
+from meshwright.passes.stage_work import stage_graphs
+from meshwright.passes.stages import cut_stages
 from meshwright.planner.api import Draft, draft
-from meshwright.planner.check import check_plan
+from meshwright.planner.check import check_plan, default_loss
 from meshwright.planner.fitting import solve_within, within_rooms
 from meshwright.planner.problem import brute_force, evaluate
 from meshwright.plans import Plan
 from meshwright.plans.marks import KEEP
 from meshwright.specs import load_spec
 
+GATHER = "all_gather_into_tensor"
 TINY = ("llama-tiny", "gpt2-tiny", "mixtral-tiny")
 
 
@@ -72,6 +77,34 @@ def test_a_kept_parameter_is_gathered_once_and_reduced_once(spec: str) -> None:
     split_ones = len({n.name for n in prepared.captured.sources.values() if n.kind == "parameter"})
     assert len(nodes) > 5
     # Every parameter is gathered once in the forward; those that stand behind a node are not gathered again later.
-    assert kept["all_gather_into_tensor"] == anew["all_gather_into_tensor"]
-    assert kept_later["all_gather_into_tensor"] == anew_later["all_gather_into_tensor"] - len(nodes)
+    assert kept[GATHER] == anew[GATHER]
+    assert kept_later[GATHER] == anew_later[GATHER] - len(nodes)
     assert kept_later["reduce_scatter_tensor"] == anew_later["reduce_scatter_tensor"] <= split_ones
+
+
+@pytest.mark.parametrize(
+    ("spec", "ranks"), [("gpt2-tiny", 1), *(pytest.param(s, 2, marks=pytest.mark.slow) for s in TINY)]
+)
+def test_with_micro_batches_a_kept_parameter_is_gathered_once_in_a_step(spec: str, ranks: int) -> None:
+    torch.manual_seed(0)
+    model, args, kwargs = load_spec(spec, layers=ranks, batch=4).build()
+    cluster, request = f"h100-sxm:{2 * ranks}", {"pipeline": ranks, "microbatches": 2, "time_limit_s": 5.0}
+    seen = {}
+    for recipe in ("zero2", "fsdp", "zero1")[: 2 if ranks == 1 else 3]:
+        found = meshwright.plan(model, args, kwargs, cluster=cluster, mesh="2", recipe=recipe, **request)  # type: ignore[arg-type]
+        assert found.pipeline is not None and found.recipe().ways == (recipe,)
+        seen[recipe] = found
+        if recipe != "fsdp":
+            report = meshwright.check(model, args, kwargs, plan=found, steps=2)
+            assert report.equal and report.compared > 10, report.differences
+    assert seen["zero2"].predicted.memory.parameters_bytes > 1.5 * seen["fsdp"].predicted.memory.parameters_bytes
+    if "zero1" in seen:
+        assert seen["zero1"].predicted.memory.gradients_bytes > 1.5 * seen["zero2"].predicted.memory.gradients_bytes
+    one = draft(model, *microbatch(args, kwargs or {}, 2), cluster=cluster, mesh="2", loss=default_loss).captured
+    for recipe, found in seen.items():
+        for stage in cut_stages(one, [stage.first for stage in found.pipeline.stages]):
+            graphs = stage_graphs(stage, found, (0,), ["axis"]).graphs
+            gathers = {k: [n for n in g.nodes if getattr(n.target, "_opname", "") == GATHER] for k, g in graphs.items()}
+            assert bool(gathers["UNSHARD"]) == (recipe != "fsdp")
+            assert not [n for k in "FB" for n in gathers[k] if n.meta["origin"][0].endswith(KEEP)]
+            assert all(n.meta["origin"][0].endswith(KEEP) for n in gathers["UNSHARD"])
