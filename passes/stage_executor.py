@@ -35,7 +35,8 @@ class Executor:
         progress(schedule)
         self.placement, self.rank, self.channels = schedule.placement, rank, channels
         self.graphs = graphs
-        self.row = tuple(_early(_once(schedule.with_communication().actions[rank], schedule)))
+        kept = {stage for stage, one in graphs.items() if one.program.once}
+        self.row = tuple(_early(_once(schedule.with_communication().actions[rank], schedule, kept)))
         self._run: dict[tuple[int, str], Callable[[list[Any]], tuple]] = {
             (stage, kind): _torch.boxed(module_of(one.program, graph))
             for stage, one in graphs.items()
@@ -113,14 +114,14 @@ def _key(action: Action) -> Action:
     return Action(action.stage, "F" if action.kind in ("F", "RECV_F") else "B", action.microbatch)
 
 
-def _once(row: Sequence[Action], schedule: Schedule) -> Iterator[Action]:
-    """The row with the parameters that each stage keeps gathered before its first forward, and its gradients reduced
-    right after the last of them."""
+def _once(row: Sequence[Action], schedule: Schedule, kept: set[int]) -> Iterator[Action]:
+    """The row with the parameters that the stages in `kept` keep gathered before their first forward, and each
+    stage's gradients reduced right after the last of them."""
     left = dict.fromkeys(range(schedule.stages), schedule.microbatches)
-    begun: set[int] = set()
+    waiting = set(kept)
     for action in row:
-        if action.kind == "F" and action.stage not in begun:
-            begun.add(action.stage)
+        if action.kind == "F" and action.stage in waiting:
+            waiting.remove(action.stage)
             yield Action(action.stage, "UNSHARD")
         yield action
         if action.kind in ("B", "W"):
