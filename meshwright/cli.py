@@ -140,7 +140,7 @@ app.add_command(calibrate_command)
     "--recompute", type=click.Choice(["auto", "none", "pointwise", "block"]), default="auto", show_default=True
 )
 @click.option("--eager", is_flag=True, help="Price a program that is not compiled.")
-@click.option("--replicate", multiple=True, help="An op without a sharding rule that may run whole everywhere.")
+@click.option("--replicate", multiple=True, help="An op that is to run whole everywhere.")
 @click.option("--time-limit", type=click.FloatRange(min=0, min_open=True), help="Seconds for the solver.")
 @click.option(
     "--gap",
@@ -243,7 +243,7 @@ def plan_command(
 @click.option("--schedule", help="How the pipeline runs: 1f1b, zb-h1, interleaved:2, ...  [default: 1f1b]")
 @click.option("--memory-limit", help="Bytes per device that the plan may use, e.g. 400kB.")
 @click.option("--recipe", help="Check the best plan of a recipe, e.g. fsdp+tp.")
-@click.option("--replicate", multiple=True, help="An op without a sharding rule that may run whole everywhere.")
+@click.option("--replicate", multiple=True, help="An op that is to run whole everywhere.")
 @_model_options
 @_JSON
 @click.pass_obj

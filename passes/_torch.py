@@ -13,8 +13,11 @@ from typing import Any
 
 import torch
 import torch.fx.traceback as fx_traceback
+import torch.utils.checkpoint as checkpoints
+from torch import _VF
 from torch._C._autograd import _saved_tensors_hooks_set_tracing
 from torch._decomp import core_aten_decompositions, get_decompositions
+from torch._decomp import decompositions as written
 from torch._dynamo.utils import set_locals_to_steal
 from torch._functorch._aot_autograd.descriptors import (
     GradAOTOutput,
@@ -24,6 +27,12 @@ from torch._functorch._aot_autograd.descriptors import (
     TangentAOTInput,
 )
 from torch._functorch.aot_autograd import aot_export_joint_with_descriptors
+from torch._higher_order_ops.cond import cond_op
+from torch._higher_order_ops.effects import _get_effect, _register_effectful_op
+from torch._higher_order_ops.flex_attention import flex_attention, math_attention
+from torch._higher_order_ops.map import map_impl
+from torch._higher_order_ops.scan import scan_op
+from torch._higher_order_ops.while_loop import while_loop_op
 from torch._subclasses.fake_tensor import (
     DataDependentOutputException,
     DynamicOutputShapeException,
@@ -33,6 +42,7 @@ from torch._subclasses.fake_tensor import (
 from torch.distributed.tensor.experimental import _func_map
 from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 from torch.fx.graph import _BoxedCodeGen
+from torch.nn.attention import flex_attention as flexible
 from torch.utils._mode_utils import no_dispatch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_map_only, tree_unflatten
@@ -56,16 +66,24 @@ __all__ = [
     "decompositions",
     "exporting",
     "fake_mode_of",
+    "flexible_attention_on_cpu",
     "functional",
     "joint_graph",
     "keep_saved_tensor_hooks",
     "module_scope",
     "no_dispatch",
+    "operators_go_to",
+    "packing_goes_to",
+    "plain_flexible_attention",
+    "recurrent_layers_go_to",
+    "reentrant_checkpoints_go_to",
     "stealing",
     "tree_flatten",
     "tree_leaves",
     "tree_map_only",
     "tree_unflatten",
+    "unchecked_linear_algebra",
+    "without_mkldnn",
 ]
 
 data_dependent_errors: tuple[type[Exception], ...] = (
@@ -143,6 +161,89 @@ def local_maps_go_to(handler: Callable[[tuple, tuple, dict[str, Any]], Any]) -> 
         yield
     finally:
         wrapped.__code__, wrapped.__globals__["_meshwright_handler"] = before
+
+
+@contextlib.contextmanager
+def _holding(where: Any, **values: Any) -> Iterator[None]:
+    """Let attributes of `where` have other values meanwhile."""
+    before = {name: vars(where).get(name) for name in values}
+    for name, value in values.items():
+        setattr(where, name, value)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                delattr(where, name)
+            else:
+                setattr(where, name, value)
+
+
+@contextlib.contextmanager
+def operators_go_to(handlers: Mapping[str, Callable[..., Any]]) -> Iterator[None]:
+    """Let calls of the higher-order operators that `handlers` names (scan, map_impl, cond, while_loop, flex_attention)
+    go to the handlers, whose parameters are those of the operators."""
+    with contextlib.ExitStack() as stack:
+        for op in (scan_op, map_impl, cond_op, while_loop_op, flex_attention):
+            handler = handlers[op.name()]
+            stack.enter_context(_holding(type(op), __call__=lambda self, *a, _to=handler, **k: _to(*a, **k)))
+        yield
+
+
+def plain_flexible_attention(*given: Any) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Flex attention by products and a softmax: the result, and the logarithms of sums and the maxima by base 2."""
+    return math_attention(*given)
+
+
+@contextlib.contextmanager
+def flexible_attention_on_cpu() -> Iterator[None]:
+    """Let flex attention be called as it is on a GPU: with gradients, and without a compilation of its own."""
+    with _holding(flexible, _validate_device=lambda *_: None, _FLEX_ATTENTION_DISABLE_COMPILE_DEBUG=True):
+        yield
+
+
+@contextlib.contextmanager
+def packing_goes_to(pack: Callable[..., Any], pad: Callable[..., Any]) -> Iterator[None]:
+    """Let sequences be packed, and padded again, by functions called as PyTorch's are."""
+    with _holding(_VF, _pack_padded_sequence=pack, _pad_packed_sequence=pad):
+        yield
+
+
+@contextlib.contextmanager
+def reentrant_checkpoints_go_to(handler: Callable[..., Any]) -> Iterator[None]:
+    """Let reentrant checkpoints go to `handler`: a function, whether its draws are to be the same, its arguments."""
+    with _holding(checkpoints, CheckpointFunction=type("Reentrant", (), {"apply": staticmethod(handler)})):
+        yield
+
+
+@contextlib.contextmanager
+def recurrent_layers_go_to(handler: Callable[..., Any]) -> Iterator[None]:
+    """Let recurrent layers be stacked by `handler`: PyTorch's own decomposition forgets the dropout between them."""
+    with _holding(written, _rnn_helper=handler):
+        yield
+
+
+@contextlib.contextmanager
+def without_mkldnn() -> Iterator[None]:
+    """Let no op of that library be used."""
+    before = torch._C._get_mkldnn_enabled()
+    torch._C._set_mkldnn_enabled(False)
+    try:
+        yield
+    finally:
+        torch._C._set_mkldnn_enabled(before)
+
+
+@contextlib.contextmanager
+def unchecked_linear_algebra() -> Iterator[None]:
+    """Let checks of linear algebra that raise leave no trace."""
+    op = torch.ops.aten._linalg_check_errors.default
+    before = _get_effect(op)
+    _register_effectful_op(op, None)
+    try:
+        yield
+    finally:
+        _register_effectful_op(op, before)
 
 
 def module_scope(path: Sequence[str]) -> None:

@@ -48,7 +48,20 @@ _IDENTITIES = {
     aten.lift_fresh_copy.default,
     aten.lift_fresh.default,
 }
-_ASSERTIONS = {aten._assert_tensor_metadata.default, aten._assert_async.msg, aten._assert_scalar.default}
+_ASSERTIONS = {
+    aten._assert_tensor_metadata.default,
+    aten._assert_async.msg,
+    aten._assert_scalar.default,
+    aten._linalg_check_errors.default,
+}
+
+
+_SPLITS = {
+    aten.split.Tensor,
+    aten.split_with_sizes.default,
+    aten.unsafe_split.Tensor,
+    aten.unsafe_split_with_sizes.default,
+}
 
 
 def canonicalize(captured: Captured) -> None:
@@ -98,7 +111,7 @@ def _unpack(graph: fx.Graph) -> None:
     for node in list(graph.nodes):
         if node.target is aten.unbind.int:
             _unpack_one(graph, node, argument(node, 1, 0), aten.select.int)
-        elif node.target in (aten.split.Tensor, aten.split_with_sizes.default):
+        elif node.target in _SPLITS:
             _unpack_one(graph, node, argument(node, 2, 0), aten.slice.Tensor)
 
 

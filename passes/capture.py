@@ -30,6 +30,7 @@ from .graph import Captured, Source, SourceKind, argument
 from .keeping import insert_keeps
 from .known import Branches, Knowing, guarded
 from .naming import block_name, name_nodes
+from .operators import as_plain_ops
 from .recompute import Recompute
 from .recompute import recompute as repeat
 from .regions import Region, attach_regions, kept_regions
@@ -194,7 +195,8 @@ class _Entry(nn.Module):
         self._keep_reassigned(flat)
         tensors, tree = flatten(out, what="output")
         self.outputs = guarded(tree, branches.guards)
-        return (*tensors, *branches.conditions)
+        # What is given is a copy: outputs may be views of each other or of an input (a plain clone leaves the graph).
+        return (*(tensor.clone() for tensor in tensors), *branches.conditions)
 
     def _install(self, flat: Sequence[torch.Tensor]) -> None:
         """Put the traced tensors into the model. They stay there for what the backward computes again."""
@@ -257,6 +259,7 @@ def _tracing(*, told: bool) -> Iterator[None]:
     before = _other_draws()
     with (
         _torch.exporting() if told else contextlib.nullcontext(),
+        as_plain_ops(),
         set_checkpoint_early_stop(False),
         torch.random.fork_rng(devices=[]),
     ):
@@ -396,8 +399,7 @@ def _read_outputs(
                 grads[entry.sources[desc.grad_of.idx].name] = node
         elif "Token" in kind.__name__:
             raise CaptureError(
-                "'model' must not use ops with side effects, such as those that raise on bad values (torch.linalg.inv, "
-                "cholesky); use their _ex forms, or keep them outside of the model"
+                "'model' must not use ops with side effects, such as prints of values; keep them outside of the model"
             )
         elif desc is not None:
             raise CaptureError(

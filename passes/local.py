@@ -339,6 +339,8 @@ def shaped(node: fx.Node, args: tuple, outs: Sequence[Layout | None], mesh: Mesh
             return args
         return (*args[:3], list(local_shape(args[3], outs[2], mesh.shape, coordinate)), *args[4:])
     position = _SHAPE_ARGUMENT.get(short)
+    if position is None and "upsample" in short and short.endswith("_backward"):
+        position = 2  # the size of what was resized
     if position is None:
         return args
     value, layout = values_of(node)[0], outs[0]

@@ -7,6 +7,7 @@ sharded_softmax   softmax, log-softmax and their backwards along a split dim: ma
                   (the vocabulary-parallel cross entropy of Megatron-LM)
 causal_rows       causal attention for some of the queries and all keys: the mask starts at this rank's first query
                   (context parallelism by gathered keys and values, as in Llama 3, arXiv:2407.21783)
+whole             no rule is known: the op itself, on every device, on whole tensors laid out in order
 """
 
 from __future__ import annotations
@@ -205,7 +206,13 @@ def _causal_rows(emit: Emitter, node: fx.Node, args: Any, kwargs: Any, ins: Any,
     return emit.call(node.target, (*given[:-1], False), {**kwargs, "attn_mask": mask}, like=node)
 
 
+def _whole(emit: Emitter, node: fx.Node, args: Any, kwargs: Any, ins: Any, outs: Any) -> fx.Node:
+    packed: Any = fx.map_arg((args, kwargs), emit.packed)
+    return emit.call(node.target, *packed, like=node)
+
+
 LOWERINGS: dict[str, Lowering] = {
+    "whole": _whole,
     "region": _region,
     "sharded_rows": _sharded_rows,
     "sharded_gather": _sharded_gather,

@@ -93,6 +93,11 @@ DECOMPOSED = (
     aten.im2col,
     aten.col2im,
     aten.l1_loss,
+    aten.affine_grid_generator,
+    aten.index_copy,
+    aten.take,
+    aten.put,
+    aten.vdot,
 )
 
 

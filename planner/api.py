@@ -164,7 +164,7 @@ def plan(
     recompute             none, pointwise or block (see docs/how-it-chooses.md); auto: pointwise, or block where memory
                           is short and that is faster
     memory_limit_bytes    per device, over the peak of the step; by default the device's memory
-    replicate             ops without a sharding rule that may run whole on every device
+    replicate             ops that are to run whole on every device, as those without a sharding rule do
     dynamic               dims of inputs whose size may change, as for torch.export: {"x": {0: Dim("batch", max=64)}}
     rules                 how ops of your own split and what they cost (see `OpRule` and docs/custom-ops.md)
     gap, time_limit_s     when the solver may stop: the relative distance to the bound, seconds

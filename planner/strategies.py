@@ -26,14 +26,15 @@ from ..plans.marks import KEPT
 from ..plans.meshes import Mesh
 from . import _torch
 from .regions import region_layouts
+from .rules.linear import LINEAR_RULES
 from .rules.math import MATH_RULES
 from .rules.rule import Link, Rule, RuleFunction, from_links, replicated
 from .rules.spatial import SPATIAL_RULES
 from .rules.views import VIEW_RULES
 
-__all__ = ["EXTREMES", "OWN_RULES", "Strategies", "Strategy", "op_key", "rule_name", "shardable", "split_dims"]
+__all__ = ["EXTREMES", "OWN_RULES", "WHOLE", "Strategies", "Strategy", "op_key", "rule_name", "shardable", "split_dims"]
 
-OWN_RULES: dict[str, RuleFunction] = {**VIEW_RULES, **MATH_RULES, **SPATIAL_RULES}
+OWN_RULES: dict[str, RuleFunction] = {**VIEW_RULES, **MATH_RULES, **SPATIAL_RULES, **LINEAR_RULES}
 
 # Partial results that some reductions make and no step between layouts does.
 EXTREMES = ("P(max)", "P(min)")
@@ -68,6 +69,11 @@ FEW = 8
 
 # Ops of DTensor's rules that complain of empty pieces.
 _FILLED = {"prims.var"}
+
+# How the local program is called of an op that runs whole on every device for want of a rule.
+WHOLE = "whole"
+# Ops that reach other processes.
+_ACROSS = ("_c10d_functional", "c10d", "_dtensor", "symm_mem")
 
 # Elementwise ops that DTensor takes to keep a maximum, which they do for some of their arguments only.
 _NOT_MONOTONIC = {"threshold"}
@@ -119,7 +125,8 @@ class Strategies:
         self._shardable: dict[tuple[tuple[int, ...], Layout], bool] = {}
 
     def of(self, node: fx.Node, name: str = "", *, extremes: Sequence[bool] | None = None) -> list[Strategy]:
-        """Every strategy of `node`; UnsupportedOpError when its op has no rule and may not be replicated.
+        """Every strategy of `node`: one of the local program WHOLE where its op has no rule. UnsupportedOpError for one
+        that communicates.
 
         `extremes` says of each tensor input whether it can lie as partial maxima or minima, which some ops make and no
         step does; by default all can.
@@ -230,12 +237,17 @@ class Strategies:
             return [everywhere]
         key = (op_key(node), parts)
         if key not in self._rules:
-            self._rules[key] = self._checked(node, everywhere, self._raw(node, parts, everywhere, name))
+            raw = self._raw(node, parts, everywhere, name)
+            whole = [dataclasses.replace(everywhere, local=WHOLE)]
+            self._rules[key] = whole if raw is None else self._checked(node, everywhere, raw)
         return self._rules[key]
 
-    def _raw(self, node: fx.Node, parts: int, everywhere: Rule, name: str) -> list[Rule]:
-        """The rules of an op before they are fitted to its tensors: ours, else DTensor's, else those of its kind."""
+    def _raw(self, node: fx.Node, parts: int, everywhere: Rule, name: str) -> list[Rule] | None:
+        """The rules of an op before they are fitted to its tensors: ours, else DTensor's, else those of its kind; None
+        where it has none, or the user wants it whole."""
         short = op_name(node)
+        if short in self.replicate or str(node.target) in self.replicate:
+            return None
         if draws_random(node):
             return [everywhere]
         if "rule" in node.meta:
@@ -250,13 +262,12 @@ class Strategies:
             return [dataclasses.replace(rule, filled=True) for rule in raw] if short in _FILLED else raw
         if torch.Tag.pointwise in getattr(node.target, "tags", ()) or short in _ELEMENTWISE:
             return _pointwise(node)
-        if short in self.replicate or str(node.target) in self.replicate:
-            return [everywhere]
-        raise UnsupportedOpError(
-            f"'model' must use ops with a sharding rule, got {_torch.spelled(node.target)} at {name or node.name}; "
-            f"pass replicate=[{short!r}] to run it whole on every device, or rules=[OpRule(op="
-            f"{_torch.spelled(node.target)!r}, ...)] to say how it splits (docs/custom-ops.md)"
-        )
+        if short.startswith(_ACROSS):
+            raise UnsupportedOpError(
+                f"'model' must not communicate by itself, got {_torch.spelled(node.target)} at {name or node.name}; "
+                "write the region for pieces and give it to local_map (docs/custom-ops.md)"
+            )
+        return None
 
     def _checked(self, node: fx.Node, everywhere: Rule, rules: Sequence[Rule]) -> list[Rule]:
         """Rules that fit the node's tensors, without repeats, the replicated one first."""

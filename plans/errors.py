@@ -3,7 +3,7 @@
     MeshwrightError
     +-- RequestError (ValueError)        the request is wrong                              exit code 2
     |   +-- CaptureError                 the model cannot be captured as asked
-    |   |   +-- UnsupportedOpError       an op has no sharding rule
+    |   |   +-- UnsupportedOpError       an op communicates by itself
     |   +-- PlanError                    a plan file is damaged, hostile or of another version
     |   +-- CalibrationError             a calibration file is damaged or of another version
     |   +-- ReplayError                  a sound plan, but for another model, mesh or torch version
@@ -54,7 +54,7 @@ class CaptureError(RequestError):
 
 
 class UnsupportedOpError(CaptureError):
-    """An op has no sharding rule and the user did not allow replicating it."""
+    """An op communicates by itself, so no rule can say how it runs on pieces."""
 
 
 class PlanError(RequestError):

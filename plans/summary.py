@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import math
 import sys
+from collections import Counter
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
@@ -132,6 +133,10 @@ def _header_rows(plan: Plan) -> Iterator[tuple[str, str]]:
         ),
     )
     yield "costs from", plan.calibration or "not stated"
+    whole = Counter(node.op for node in plan.nodes if node.rule == "whole")
+    if whole:
+        ops = ", ".join(f"{op} ({count})" if count > 1 else op for op, count in sorted(whole.items()))
+        yield "run whole", f"{ops}: on every device, for no rule says how to split them (docs/custom-ops.md)"
 
 
 def _interval_words(predicted: Predicted) -> str:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from .linear import LINEAR_RULES
 from .math import MATH_RULES
 from .rule import Link, Rule, RuleFunction, from_links, replicated
 from .spatial import SPATIAL_RULES
 from .views import VIEW_RULES, aligned_dims
 
 __all__ = [
+    "LINEAR_RULES",
     "MATH_RULES",
     "SPATIAL_RULES",
     "VIEW_RULES",

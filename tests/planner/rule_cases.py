@@ -309,4 +309,34 @@ ELEMENTWISE = [
     op("fill", lambda x: torch.empty(5, 6, dtype=torch.float64).fill_(2.0) + x, r(5, 6)),
 ]
 
-CASES = [*VIEWS, *PRODUCTS, *REDUCTIONS, *NORMS, *INDEXING, *ATTENTION, *SPATIAL, *ELEMENTWISE]
+
+def regular(x: torch.Tensor) -> torch.Tensor:
+    """Matrices that are symmetric and far from singular."""
+    return x @ x.mT + 2 * torch.eye(x.shape[-1], dtype=x.dtype)
+
+
+LINEAR = [
+    op("singular values", lambda x: torch.linalg.svd(x, full_matrices=False), c(5, 3, 4)),
+    op("eigenvalues", lambda x: (*torch.linalg.eigh(regular(x)), *torch.linalg.eig(x)), c(5, 3, 3)),
+    op("qr", lambda x: torch.linalg.qr(x), r(5, 4, 3)),
+    op("inverse", lambda x: torch.linalg.inv(regular(x)), r(5, 2, 3, 3)),
+    op("cholesky", lambda x: torch.linalg.cholesky(regular(x)), r(5, 3, 3)),
+    op("old cholesky", lambda x: torch.cholesky_inverse(torch.cholesky(regular(x))), c(5, 3, 3)),
+    op("determinants", lambda x: (torch.linalg.det(x), torch.linalg.slogdet(regular(x))), r(5, 3, 3)),
+    op("lu", lambda x: (*torch.linalg.lu(x), *torch.lu_unpack(*torch.linalg.lu_factor(x))), c(5, 3, 3)),
+    op("matrix exponential", lambda x: torch.linalg.matrix_exp(x), c(5, 3, 3)),
+    op("reflections", lambda x, t, y: (torch.linalg.householder_product(x, t), torch.ormqr(x, t, y)),
+       c(5, 4, 3), c(5, 3), c(5, 4, 2)),
+    op("qr in place", lambda x: torch.geqrf(x), c(5, 4, 3)),
+    op("solve", lambda x, y: torch.linalg.solve(regular(x), y), r(5, 3, 3), r(5, 3, 2)),
+    op("solve for vectors", lambda x, y: torch.linalg.solve(regular(x), y), r(5, 3, 3), r(5, 3)),
+    op("solve for many", lambda x, y: torch.linalg.solve(regular(x), y), r(3, 3), r(5, 3, 4)),
+    op("solve by factors", lambda x, y: torch.linalg.lu_solve(*torch.linalg.lu_factor(x), y), c(5, 3, 3), c(5, 3, 2)),
+    op("solve triangular", lambda x, y: torch.linalg.solve_triangular(regular(x).triu(), y, upper=True),
+       r(5, 3, 3), r(5, 3, 4)),
+    op("solve triangular for many", lambda x, y: torch.linalg.solve_triangular(x.triu() + 2, y, upper=True),
+       c(3, 3), c(5, 3, 4)),
+    op("solve by cholesky", lambda x, y: torch.cholesky_solve(y, regular(x)), c(5, 3, 3), c(5, 3, 4)),
+]  # fmt: skip
+
+CASES = [*VIEWS, *PRODUCTS, *REDUCTIONS, *NORMS, *INDEXING, *ATTENTION, *SPATIAL, *ELEMENTWISE, *LINEAR]

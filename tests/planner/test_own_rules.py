@@ -9,7 +9,7 @@ import torch
 
 import meshwright
 from meshwright import OpRule
-from meshwright.plans.errors import RequestError, UnsupportedOpError
+from meshwright.plans.errors import RequestError
 
 from ..test_cases import case_of
 
@@ -63,9 +63,11 @@ def test_what_an_op_computes_is_part_of_its_price() -> None:
     assert set(sizes) == {24, 12}  # whole, and a piece of it
 
 
-def test_an_op_without_a_rule_is_refused_with_the_way_out() -> None:
-    with pytest.raises(UnsupportedOpError, match=r"hardcases::combine.*rules=\[OpRule\(op='hardcases::combine'"):
-        meshwright.plan(*call(), cluster="cpu:2", mesh="2")
+def test_an_op_without_a_rule_runs_whole_and_the_plan_says_so() -> None:
+    found = meshwright.plan(*call(), cluster="cpu:2", mesh="2")
+    (combined,) = (node for node in found.nodes if "combine" in node.op)
+    assert combined.rule == "whole" and {layout for layout in combined.outputs} == {("R",)}
+    assert "hardcases.combine: on every device, for no rule says how to split them" in found.summary(200)
 
 
 def test_a_rule_that_fails_is_named() -> None:

@@ -19,7 +19,7 @@ from meshwright.planner.floor import least_bytes
 from meshwright.planner.optimizers import Optimizer
 from meshwright.planner.problem import brute_force, evaluate
 from meshwright.planner.sampling import sample
-from meshwright.plans.errors import Infeasible, RequestError, UnsupportedOpError
+from meshwright.plans.errors import Infeasible, RequestError
 from meshwright.plans.plan import Options
 from meshwright.specs import load_spec
 
@@ -175,17 +175,6 @@ def test_a_constraint_on_one_block_leaves_the_others_free() -> None:
     layouts = {t.name: t.layout for t in found.parameters}
     assert layouts["layers.3.attention.wq.weight"] == ("S(1)",)
     assert layouts["layers.*.attention.wq.weight"] == ("R",)
-
-
-def test_an_op_without_a_rule_is_named_unless_it_may_be_replicated() -> None:
-    class Odd(nn.Module):
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return x.index_copy(0, torch.tensor([1, 0]), x[:2]).sum()
-
-    x = torch.randn(4, 4, requires_grad=True)
-    with pytest.raises(UnsupportedOpError, match=r"index_copy.*replicate=\['index_copy'\]"):
-        plan(Odd(), (x,), cluster="h100-sxm:2", mesh="2")
-    assert plan(Odd(), (x,), cluster="h100-sxm:2", mesh="2", replicate=["index_copy"]).nodes
 
 
 def test_planning_two_meshes_in_one_process_changes_nothing() -> None:

@@ -199,15 +199,22 @@ def _(x: torch.Tensor) -> torch.Tensor:
     return torch.empty_like(x)
 
 
-def test_an_op_without_a_rule_is_refused_unless_it_may_run_whole() -> None:
+def test_an_op_without_a_rule_runs_whole() -> None:
     node = node_of("meshwright_tests.twice", lambda x: twice(x.detach()), real(4, 6))
-    message = (
-        r"'model' must use ops with a sharding rule, got meshwright_tests::twice at layers\.0::twice\.0; "
-        r"pass replicate=\['meshwright_tests\.twice'\] to run it whole on every device"
-    )
-    with pytest.raises(UnsupportedOpError, match=message):
-        Strategies(ONE).of(node, "layers.0::twice.0")
-    assert rows(Strategies(ONE, replicate=["meshwright_tests.twice"]).of(node)) == {("R", "R")}
+    assert Strategies(ONE).of(node) == [Strategy((("R",),), (("R",),), "whole")]
+    assert Strategies(GRID).of(node) == [Strategy((("R", "R"),), (("R", "R"),), "whole")]
+
+
+def test_an_op_may_be_kept_whole() -> None:
+    node = node_of("relu", lambda x: x.relu(), real(4, 6))
+    assert Strategies(ONE, replicate=["relu"]).of(node) == [Strategy((("R",),), (("R",),), "whole")]
+
+
+def test_an_op_that_communicates_is_refused() -> None:
+    summed = torch.ops._c10d_functional.all_reduce
+    node = node_of("_c10d_functional.all_reduce", lambda x: summed(x.detach(), "sum", "0"), real(4, 6))
+    with pytest.raises(UnsupportedOpError, match=r"must not communicate by itself, got _c10d_functional::all_reduce"):
+        Strategies(ONE).of(node, "layers.0::all_reduce.0")
 
 
 def test_equal_ops_are_worked_out_once() -> None:
