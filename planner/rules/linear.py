@@ -65,7 +65,7 @@ def _matrices(node: fx.Node) -> list[Rule]:
         links.append((places[: len(outs)], places[len(outs) :]))
     right = _RIGHT_SIDE.get(name)
     if right is not None and named_arguments(node).get("left", True):
-        columns = [None] * len(ins)
+        columns: list[int | None] = [None] * len(ins)
         columns[right] = ins[right].dim() - 1
         links.append(((len(shapes[0]) - 1,), columns))
     rules = from_links(links, present, len(ins))

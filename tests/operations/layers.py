@@ -141,6 +141,7 @@ LAYERS: dict[str, Build] = {
     "rnn": layer(lambda: nn.RNN(4, 6, nonlinearity="relu"), (5, 3, 4)),
     "lstm-packed": packed(nn.LSTM, bidirectional=True),
     "gru-packed": packed(nn.GRU),
+    "rnn-packed": packed(nn.RNN),
     "cells": layer(Cells, (3, 4, 4)),
     "multihead": attention(True),
     "multihead-float": attention(False, dropout=0.1, add_bias_kv=True, add_zero_attn=True),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -40,10 +41,21 @@ def test_recomputed_nodes_are_named_by_the_module_they_repeat() -> None:
     assert {"a::bwd.einsum.0", "a::bwd.add.0", "::bwd.sin.0", "::bwd.exp.0"} <= names
 
 
-def test_a_reentrant_checkpoint_is_refused() -> None:
-    model = Function(lambda m, x: checkpoint(m.inner, x, use_reentrant=True), inner=layer())
-    with pytest.raises(CaptureError, match="use_reentrant=True"):
-        capture(model, (real(3, 4).requires_grad_(),))
+def test_a_reentrant_checkpoint_computes_again_and_gives_what_eager_gives() -> None:
+    def block(m: Any, x: torch.Tensor) -> torch.Tensor:
+        return m.a(x).sin().exp()
+
+    model = Function(lambda m, x: m.b(checkpoint(block, m, m.b(x), use_reentrant=True)), a=layer(4, 4), b=layer(4, 4))
+    captured = assert_equal_to_eager(model, (real(3, 4),))
+    assert {"sin", "exp"} <= set(ops(captured, backward=True))
+
+
+def test_a_reentrant_checkpoint_of_what_takes_no_gradient_gives_none() -> None:
+    model = Function(lambda m, x: m.b(checkpoint(m.a, x, use_reentrant=True)), a=layer(4, 4), b=layer(4, 4))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # PyTorch says that there will be none
+        captured = assert_equal_to_eager(model, (real(3, 4).detach(),))
+    assert set(captured.grads) == {"b.weight", "b.bias"}
 
 
 def drop_path(x: torch.Tensor, keep: float = 0.6) -> torch.Tensor:
