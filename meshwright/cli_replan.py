@@ -7,9 +7,13 @@ from typing import Any, TextIO
 import click
 
 from .cli_output import Usage, plan_object, put_json, put_text
-from .plans import Health, Plan, Replacement, RequestError
+from .plans import Health, Migration, Plan, Replacement, RequestError
+from .plans.words import bytes_words
 
 __all__ = ["replan_command"]
+
+# Rows of a table that are shown; --json has them all.
+_SHOWN = 20
 
 
 @click.command("replan")
@@ -19,6 +23,7 @@ __all__ = ["replan_command"]
 @click.option("--horizon", type=click.FloatRange(min=0, min_open=True), help="Seconds to the next failure.")
 @click.option("--tries", type=click.IntRange(min=1, max=64), default=4, show_default=True, help="Meshes to solve for.")
 @click.option("--time-limit", type=click.FloatRange(min=0, min_open=True, max=1e6), default=60.0, show_default=True)
+@click.option("--moves", is_flag=True, help="Show what moves from which device to which, and what nobody holds.")
 @click.option("-o", "--output", help="Write the plan file here.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object and nothing else.")
 @click.pass_obj
@@ -30,6 +35,7 @@ def replan_command(
     horizon: float | None,
     tries: int,
     time_limit: float,
+    moves: bool,
     output: str | None,
     as_json: bool,
 ) -> int:
@@ -47,10 +53,10 @@ def replan_command(
     if output is not None:
         found.plan.save(output)
     if as_json:
-        put_json(stream, _object(found, usage, output))
+        put_json(stream, {**_object(found, usage, output), **(_moves_object(found.migration) if moves else {})})
     else:
         ends = [f"written to {output}"] if output is not None else []
-        put_text(stream, "\n\n".join([str(found), *ends]))
+        put_text(stream, "\n\n".join([str(found), *([_moves_text(found.migration)] if moves else []), *ends]))
     return 0
 
 
@@ -66,3 +72,36 @@ def _object(found: Replacement, usage: Usage, output: str | None) -> dict[str, A
         "missing_bytes": found.missing_bytes,
         "tried": [{"mesh": mesh, "step_time_s": seconds} for mesh, seconds in found.tried],
     }
+
+
+def _moves_object(migration: Migration) -> dict[str, Any]:
+    """Bytes by donor and receiver, and by tensor of what nobody holds."""
+    return {
+        "kept_bytes": migration.kept_bytes,
+        "moves": [
+            {"donor": donor, "receiver": receiver, "bytes": size}
+            for (donor, receiver), size in sorted(migration.between().items())
+        ],
+        "missing": [{"name": name, "bytes": size} for name, size in sorted(_missing(migration).items())],
+    }
+
+
+def _moves_text(migration: Migration) -> str:
+    rows = sorted(migration.between().items(), key=lambda row: (-row[1], row[0]))
+    lines = [f"kept in place   {bytes_words(migration.kept_bytes)}", "", f"{'from':>8} {'to':>8}  bytes"]
+    lines += [f"{donor:>8} {receiver:>8}  {bytes_words(size)}" for (donor, receiver), size in rows[:_SHOWN]]
+    if len(rows) > _SHOWN:
+        lines.append(f"... and {len(rows) - _SHOWN} more, {bytes_words(sum(size for _, size in rows[_SHOWN:]))}")
+    missing = sorted(_missing(migration).items(), key=lambda row: (-row[1], row[0]))
+    if missing:
+        lines += ["", "nobody that lives holds"]
+        lines += [f"  {name:<48} {bytes_words(size)}" for name, size in missing[:_SHOWN]]
+        lines += [f"  ... and {len(missing) - _SHOWN} more"] if len(missing) > _SHOWN else []
+    return "\n".join(lines)
+
+
+def _missing(migration: Migration) -> dict[str, int]:
+    found: dict[str, int] = {}
+    for piece in migration.missing:
+        found[piece.name] = found.get(piece.name, 0) + piece.size_bytes
+    return found

@@ -82,6 +82,13 @@ def test_the_command(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     assert {"status", "step_time_s", "memory_bytes_per_rank", "gap", "pipeline", "planner_cpu_s"} <= out.keys()
     assert {"migration_bytes", "migration_s", "missing_bytes"} <= out.keys() and out["plan"] == after
     assert mw.Plan.load(after).digest() == out["digest"]
+    code, text, _ = run("replan", before, "--health", "2=0", "--tries", "1", "--moves", "--json")
+    moved = json.loads(text)
+    assert sum(row["bytes"] for row in moved["moves"]) == out["migration_bytes"] and moved["kept_bytes"] > 0
+    assert sum(row["bytes"] for row in moved["missing"]) == out["missing_bytes"]
+    code, text, _ = run("replan", before, "--health", "2=0", "--tries", "1", "--moves")
+    assert code == 0 and "kept in place" in text
+    assert ("nobody that lives holds" in text) == (out["missing_bytes"] > 0)
     assert run("plan", "llama-tiny", "--cluster", "cpu:2x4", "--mesh", "2x4", "-o", after)[0] == 0
     whole = mw.Plan.load(after)
     job = job_of_plan(whole, tensor=2, stages=2, replicas=2, microbatches=8)
