@@ -44,9 +44,9 @@ def local_of(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
-def on_meta(model: nn.Module) -> nn.Module:
-    """A copy of `model` without values."""
-    tensors = (*model.parameters(), *model.buffers())
+def on_meta(model: nn.Module, *, buffers: bool = True) -> nn.Module:
+    """A copy of `model` without values; with those of its buffers where `buffers` is False."""
+    tensors = (*model.parameters(), *(model.buffers() if buffers else ()))
     return copy.deepcopy(model, {id(tensor): _on_meta(tensor) for tensor in tensors})
 
 

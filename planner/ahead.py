@@ -19,6 +19,7 @@ import msgspec
 import numpy as np
 import torch
 from msgspec import Struct
+from torch import nn
 
 from ..plans.errors import MeshwrightError, RequestError
 from ..plans.plan import Plan
@@ -87,13 +88,16 @@ class Ahead:
 def _serve(reading: int, request: Request, address: str, me: int) -> int:
     os.nice(19)
     torch.set_num_threads(1)
-    solved = store = None
+    light = request.solved()
+    _drop_weights(request)
+    store = None
     while os.read(reading, 1 << 16):
-        store = store or connect(address)
-        solved = solved or request.solved(StoreShelf(store))
+        if store is None:
+            store = connect(address)
+            light.shelf = StoreShelf(store)
         ask = msgspec.json.decode(store.get(f"ask/{me}"), type=Ask)
         try:
-            for _ in _answers(ask, request, solved, store, me):
+            for _ in _answers(ask, request, light, store, me):
                 if select.select([reading], [], [], 0)[0]:
                     break
         except MeshwrightError as error:
@@ -101,12 +105,20 @@ def _serve(reading: int, request: Request, address: str, me: int) -> int:
     return 0
 
 
+def _drop_weights(request: Request) -> None:
+    """Give back the memory of the weights: once the training process has, this one would be the last to hold it."""
+    for tensor in request.model.parameters():
+        if tensor.device.type == "cpu":
+            with contextlib.suppress(RuntimeError):  # memory of somebody else, a file for instance
+                tensor.untyped_storage().resize_(0)
+
+
 def _answers(ask: Ask, request: Request, solved: Solved, store: Any, me: int) -> Iterator[None]:
     plan = Plan.from_bytes(ask.plan)
     if ask.speeds:
         _judge(ask, plan, request, solved, store, me)
         yield
-    elif (curve := curve_of(request, plan)) is not None:
+    elif (curve := curve_of(request, plan, solved.model)) is not None:
         store.set(curve_key(plan.digest()), msgspec.json.encode(curve).decode())
         yield
     for _ in ahead_of(request, plan, len(ask.members) - ranks_of(plan), solved):
@@ -126,7 +138,7 @@ def curve_key(digest: str) -> str:
     return f"curve/{digest}"
 
 
-def curve_of(request: Request, plan: Plan) -> Curve | None:
+def curve_of(request: Request, plan: Plan, model: nn.Module) -> Curve | None:
     """What a step of `plan` is predicted to take at any size of the one dim of its inputs that may change; None where
     there is no such dim, or several, or a pipeline."""
     dims = plan.options.dynamic
@@ -135,7 +147,7 @@ def curve_of(request: Request, plan: Plan) -> Curve | None:
     least, most = max(dim.smallest for dim in dims), min(dim.largest or 2**20 for dim in dims)
     try:
         found = workload_of(
-            plan, request.model, request.args, request.kwargs, dynamic=request.options["dynamic"], loss=request.loss,
+            plan, model, request.args, request.kwargs, dynamic=request.options["dynamic"], loss=request.loss,
             rules=request.options.get("rules", ()),
         )  # fmt: skip
     except RequestError:

@@ -11,6 +11,7 @@ import msgspec
 from msgspec import Struct
 from torch import nn
 
+from ..passes.placing import on_meta
 from ..plans.meshes import Mesh
 from ..plans.plan import Plan
 from ..plans.replacements import Replacement
@@ -43,10 +44,10 @@ class Request:
     options: dict[str, Any] = field(default_factory=dict)
 
     def solved(self, shelf: Shelf | None = None) -> Solved:
-        """Nothing solved yet, beside what is on `shelf`."""
-        rules = self.options.get("rules", ())
+        """Nothing solved yet, beside what is on `shelf`. Weights are not kept for it."""
+        rules, model = self.options.get("rules", ()), on_meta(self.model, buffers=False)
         return Solved(
-            model=self.model, args=self.args, kwargs=self.kwargs, loss=self.loss, rules=rules, shelf=shelf
+            model=model, args=self.args, kwargs=self.kwargs, loss=self.loss, rules=rules, shelf=shelf
         )  # fmt: skip
 
 

@@ -11,6 +11,10 @@ from .stamps import Stamp, stamped_block
 __all__ = ["stage_holders"]
 
 
+# A tensor that several ops read, as it lies for them; a gradient as it leaves the step.
+_TENSORS = ("::keep", "::gradient")
+
+
 def stage_holders(plan: Plan) -> dict[str, tuple[int, ...]]:
     """The pipeline ranks that hold each parameter and buffer that a stage reads, by the names of single blocks.
 
@@ -46,7 +50,7 @@ def _forward(plan: Plan) -> Iterator[tuple[str, list[str]]]:
     run: list[tuple[Node, Stamp | None]] = []
     path: str | None = None
     for node in plan.nodes:
-        if "::bwd." in node.name:
+        if "::bwd." in node.name or node.name.endswith(_TENSORS):
             continue
         stamp = stamps.get(stamped_block(node.name, stamps) or "")
         here = stamp.path if stamp is not None else _list_of(node.name, stamps)
@@ -71,7 +75,7 @@ def _numbered(run: list[tuple[Node, Stamp | None]], path: str | None) -> Iterato
     found: list[tuple[int, str, list[str]]] = []
     lead = f"{path}." if path else ""
     for node, stamp in run:
-        sources = [edge.source for edge in node.inputs]
+        sources = [edge.source.removesuffix(_TENSORS[0]) for edge in node.inputs]
         if stamp is None:
             number = node.name[len(lead) :].partition(".")[0].partition(":")[0] if path is not None else "0"
             found.append((int(number), node.name, sources))

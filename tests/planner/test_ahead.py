@@ -126,13 +126,13 @@ def test_a_slow_step_is_told_from_noise_and_from_large_batches(noise: float) -> 
 def test_the_curve_of_a_step_over_its_batch() -> None:
     asked = request(dynamic={"input": {0: (4, 4096)}})
     given = mw.plan(MODEL, asked.args, cluster="cpu:2", mesh="2", loss=loss, dynamic={"input": {0: (4, 4096)}})
-    curve = curve_of(asked, given)
+    curve = curve_of(asked, given, MODEL)
     assert curve is not None and curve.sizes[0] == 4 and curve.sizes[-1] == 4096
     dims = given.options.dynamic
     small, whole = (curve.at(dims, {dims[0].input: (size, 16)}) for size in (24, 4000))
     assert small is not None and whole is not None and small < whole
     assert curve.at(dims, {"other": (24, 16)}) is None
-    assert curve_of(asked, mw.plan(MODEL, asked.args, cluster="cpu:2", mesh="2", loss=loss)) is None
+    assert curve_of(asked, mw.plan(MODEL, asked.args, cluster="cpu:2", mesh="2", loss=loss), MODEL) is None
 
 
 def test_nobody_waits_for_one_that_is_idle() -> None:

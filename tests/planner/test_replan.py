@@ -12,6 +12,7 @@ from torch import nn
 
 import meshwright as mw
 from meshwright import cli
+from meshwright.cli_replan import _moves_text
 from meshwright.planner.resilience import job_of_plan, replan_job
 from meshwright.plans import Infeasible, RequestError
 
@@ -42,8 +43,8 @@ def test_the_survivors_get_a_plan_and_their_state(plan: mw.Plan) -> None:
     assert {move.donor for move in found.migration.moves} <= {0, 1, 2, 3, 4, 6, 7}
     assert {move.receiver for move in found.migration.moves} <= set(found.devices)
     assert (found.migration_bytes > 0) == (found.migration_s > 0)
-    again = mw.replan(plan, {5: 0.0, 6: 0.2}, *MODEL, loss=loss, tries=2)
-    assert again.plan.mesh == found.plan.mesh and again.devices == found.devices
+    text = _moves_text(found.migration)
+    assert "kept in place" in text and ("nobody that lives holds" in text) == (found.missing_bytes > 0)
 
 
 def test_a_slow_device_is_kept_where_that_is_faster(plan: mw.Plan) -> None:
@@ -76,19 +77,14 @@ def test_the_command(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
 
     before, after = str(tmp_path / "plan.json"), str(tmp_path / "after.json")
     assert run("plan", "llama-tiny", "--layers", "1", "--cluster", "cpu:4", "-o", before)[0] == 0
-    code, text, _ = run("replan", before, "--health", "2=0", "--tries", "1", "-o", after, "--json")
+    code, text, _ = run("replan", before, "--health", "2=0", "--tries", "1", "--moves", "-o", after, "--json")
     out = json.loads(text)
     assert code == 0 and out["devices"] == [0, 1, 3] and out["mesh"] == {"dp": 3} and out["idle"] == []
     assert {"status", "step_time_s", "memory_bytes_per_rank", "gap", "pipeline", "planner_cpu_s"} <= out.keys()
     assert {"migration_bytes", "migration_s", "missing_bytes"} <= out.keys() and out["plan"] == after
     assert mw.Plan.load(after).digest() == out["digest"]
-    code, text, _ = run("replan", before, "--health", "2=0", "--tries", "1", "--moves", "--json")
-    moved = json.loads(text)
-    assert sum(row["bytes"] for row in moved["moves"]) == out["migration_bytes"] and moved["kept_bytes"] > 0
-    assert sum(row["bytes"] for row in moved["missing"]) == out["missing_bytes"]
-    code, text, _ = run("replan", before, "--health", "2=0", "--tries", "1", "--moves")
-    assert code == 0 and "kept in place" in text
-    assert ("nobody that lives holds" in text) == (out["missing_bytes"] > 0)
+    assert sum(row["bytes"] for row in out["moves"]) == out["migration_bytes"] and out["kept_bytes"] > 0
+    assert sum(row["bytes"] for row in out["missing"]) == out["missing_bytes"]
     assert run("plan", "llama-tiny", "--cluster", "cpu:2x4", "--mesh", "2x4", "-o", after)[0] == 0
     whole = mw.Plan.load(after)
     job = job_of_plan(whole, tensor=2, stages=2, replicas=2, microbatches=8)
