@@ -3,8 +3,17 @@
 from __future__ import annotations
 
 from .heartbeats import Heartbeats
-from .predictor import StagePredictor, workload
+from .predictor import StagePredictor, workload, workload_prior
 from .synthetic import DISTRIBUTIONS, JobRun, packed
 from .watch import Detector
 
-__all__ = ["DISTRIBUTIONS", "Detector", "Heartbeats", "JobRun", "StagePredictor", "packed", "workload"]
+__all__ = [
+    "DISTRIBUTIONS",
+    "Detector",
+    "Heartbeats",
+    "JobRun",
+    "StagePredictor",
+    "packed",
+    "workload",
+    "workload_prior",
+]

@@ -12,9 +12,10 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from ...cost_models.workload import Workload
 from ...plans import RequestError
 
-__all__ = ["StagePredictor", "workload"]
+__all__ = ["StagePredictor", "workload", "workload_prior"]
 
 # A measured action is off by about this much for reasons of its own; it sets how fast the start is forgotten.
 _ACTION_NOISE = 0.02
@@ -25,6 +26,31 @@ _UNKNOWN = 1e3
 def workload(lengths: Sequence[int]) -> tuple[float, float]:
     """Tokens and sum of squares of the sequences packed into one micro-batch."""
     return float(sum(lengths)), float(sum(length * length for length in lengths))
+
+
+def workload_prior(step: Workload, shares: np.ndarray, *, tokens: int, **sizes: float) -> np.ndarray:
+    """Coefficients of (kinds, stages, 2) from a priced step (`workload_of`), for `StagePredictor` and `Detector`.
+
+    step      a planned step whose `sequence` symbol is the length of one sequence
+    shares    of the step's time, what each kind of action on each stage takes, shape (kinds, stages)
+    tokens    tokens of one micro-batch; it is priced as one sequence and as several of equal length
+    sizes     the other symbols of the step, such as batch=1
+
+    Raises RequestError for shares that are no shares, and as `Workload.packed_s`.
+    """
+    split = np.asarray(shares, np.float64)
+    if split.ndim != 2 or not (split >= 0).all() or not 0 < split.sum() <= 1 + 1e-9:
+        raise RequestError(f"'shares' must be shares of (kinds, stages) that sum to at most 1, got {split.tolist()}")
+    packs = [[tokens // parts] * parts for parts in (1, 2, 4, 8) if tokens >= 8 * parts]
+    if not packs:
+        raise RequestError(f"'tokens' must be at least 8, got {tokens}; give those of a micro-batch")
+    work = np.array([workload(pack) for pack in packs])
+    seconds = np.array([step.packed_s(pack, **sizes) for pack in packs])
+    # Time per token is alpha + beta * mean length: two equations whose unknowns are never below 0.
+    lengths = work[:, 1] / work[:, 0]
+    beta = max(0.0, float(np.polyfit(lengths, seconds / work[:, 0], 1)[0])) if len(packs) > 1 else 0.0
+    alpha = max(0.0, float((seconds / work[:, 0] - beta * lengths).mean()))
+    return split[..., None] * np.array([alpha, beta])
 
 
 class StagePredictor:

@@ -16,6 +16,7 @@ from meshwright.cost_models.kernels import attention_flops
 from meshwright.cost_models.workload import Workload
 from meshwright.planner.adapt import reprice
 from meshwright.planner.api import plan
+from meshwright.planner.detector import StagePredictor, workload, workload_prior
 from meshwright.planner.workloads import workload_of
 from meshwright.plans.errors import RequestError
 from meshwright.plans.plan import Plan
@@ -110,3 +111,17 @@ def test_sizes_must_be_those_of_the_symbols(made: tuple[Plan, Workload], sizes: 
         made[1].seconds(**sizes)
     with pytest.raises(RequestError, match="'lengths'"):
         made[1].packed_s([3, 0], batch=1)
+
+
+def test_a_detector_starts_from_a_priced_step(made: tuple[Plan, Workload]) -> None:
+    """Packings that the coefficients were not taken from come out within a few per cent."""
+    _, priced = made
+    prior = workload_prior(priced, np.array([[0.3], [0.6]]), tokens=16384, batch=8)
+    assert prior.shape == (2, 1, 2) and (prior > 0).all() and prior[1] == pytest.approx(2 * prior[0])
+    for pack in ([12000, 4384], [5000, 5000, 6384], [2048] * 8):
+        told = StagePredictor(2, 1, prior=prior).times(np.array(workload(pack))[None, None]).sum()
+        assert told == pytest.approx(0.9 * priced.packed_s(pack, batch=8), rel=0.05), pack
+    with pytest.raises(RequestError, match="shares"):
+        workload_prior(priced, np.ones((2, 2)), tokens=16384, batch=8)
+    with pytest.raises(RequestError, match="at least 8"):
+        workload_prior(priced, np.ones((1, 1)), tokens=4, batch=8)
