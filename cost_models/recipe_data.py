@@ -47,17 +47,19 @@ def data_s(
     blocks: list[Block],
     stage_s: np.ndarray,
     ends_s: np.ndarray,
-) -> float:
-    """Seconds that data parallelism adds to one step. `stage_s` and `ends_s` are forward and backward seconds of one
-    micro-batch on the layers of a stage, and on embedding and loss."""
+) -> np.ndarray:
+    """Seconds that data parallelism adds to one step: what nothing hides, and by what compute is slower beside it.
+    `stage_s` and `ends_s` are forward and backward seconds of one micro-batch on the layers of a stage, and on
+    embedding and loss."""
     if recipe.dp * recipe.cp == 1:
-        return 0.0
+        return np.zeros(2)
     dense = sum(block.count * block.parameters for block in blocks) / model.layers
     experts = sum(block.count * block.expert_parameters for block in blocks) / model.layers
     layers = max(1, round(model.layers / recipe.pp))
     joined = 1
+    bucket_bytes = stack.bucket_bytes if recipe.bucket_bytes is None else recipe.bucket_bytes
     if recipe.shard != "full":  # gradients of several layers are sent in one bucket
-        joined = max(1, min(layers, math.ceil(stack.bucket_bytes / (dense * stack.gradient_bytes))))
+        joined = max(1, min(layers, math.ceil(bucket_bytes / (dense * stack.gradient_bytes))))
     layer = _moves_s(recipe, system, stack, dense, experts)
     ends = _moves_s(recipe, system, stack, model.embedding_parameters() / recipe.tp / recipe.pp, 0.0)
     unit = (*(joined * stage_s / layers), *(joined * np.array(layer)))
@@ -69,25 +71,28 @@ def data_s(
 
 def _added_s(
     unit: tuple[float, ...], last: tuple[float, ...], count: float, recipe: Recipe, stack: Stack, often: int
-) -> float:
-    """Seconds over pure compute when `count` units and the last one run `often` times."""
+) -> np.ndarray:
+    """Exposed seconds, and those by which compute is slower, when `count` units and the last one run `often` times."""
 
     regather = recipe.shard == "full" and recipe.pp == 1
 
-    def added(units: int, passes: int) -> float:
+    prefetch = stack.prefetch if recipe.prefetch is None else recipe.prefetch
+
+    def added(units: int, passes: int) -> np.ndarray:
         rows = [*[unit] * units, last]
         # Where weights are gathered once in a step, there is one pass; else the second shows what each one more takes.
-        run = sharded_step(rows, prefetch=stack.prefetch, drag=stack.contention, regather=regather, passes=passes)
-        return run.makespan_s - passes * sum(row[0] + row[1] for row in rows)
+        run = sharded_step(rows, prefetch=prefetch, drag=stack.contention, regather=regather, passes=passes)
+        pure = passes * sum(row[0] + row[1] for row in rows)
+        return np.array([run.makespan_s - pure - run.dragged_s, run.dragged_s])
 
-    def of(passes: int) -> float:
+    def of(passes: int) -> np.ndarray:
         if count <= _UNITS:
             return added(max(1, round(count)), passes)
         more = added(_UNITS, passes)
-        return more + (count - _UNITS) * max(0.0, more - added(_UNITS - 1, passes))
+        return more + (count - _UNITS) * np.maximum(0.0, more - added(_UNITS - 1, passes))
 
     first = of(1)
-    return first if often == 1 else first + (often - 1) * max(0.0, of(2) - first)
+    return first if often == 1 else first + (often - 1) * np.maximum(0.0, of(2) - first)
 
 
 def _moves_s(recipe: Recipe, system: System, stack: Stack, dense: float, experts: float) -> tuple[float, float]:

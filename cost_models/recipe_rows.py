@@ -60,7 +60,8 @@ def row_recipe(row: Mapping[str, str], stack: Stack, assumed: list[str]) -> Reci
         shard=shard, shard_group=group, sequence_parallel=parallel and tp > 1,
         async_tp="asynctp" in note.replace(" ", "") or "tp-comm-overlap" in note or bool(defaults.get("async_tp")),
         compiled=compiled,
-        skip_mtp="w/o mtp" in row["model"].lower(), micro_batches=steps,
+        skip_mtp="w/o mtp" in row["model"].lower(), micro_batches=steps, prefetch=_told(note, r"prefetch\s*=\s*(\d+)"),
+        bucket_bytes=None if (bucket := _told(note, r"bucket\s*=\s*(\d+)\s*mb")) is None else bucket * 1e6,
     )  # fmt: skip
 
 
@@ -126,6 +127,11 @@ _RATES = {
 
 def _notes(row: Mapping[str, str]) -> str:
     return f"{row.get('fsdp_note', '')} {row.get('schedule_or_note', '')}".lower()
+
+
+def _told(note: str, pattern: str) -> int | None:
+    found = re.search(pattern, note)
+    return int(found.group(1)) if found else None
 
 
 def _degrees(row: Mapping[str, str], assumed: list[str]) -> tuple[int, int, int, int] | str:

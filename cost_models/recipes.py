@@ -38,7 +38,8 @@ class Recipe:
     the data-parallel devices; `recompute` is 'none', 'selective' or 'full'; `precision` a family of stacks.toml such as
     'bf16', 'fp8', 'mxfp8' or 'nvfp4'; `virtual` counts model chunks per stage; `async_tp` overlaps tensor-parallel
     collectives with products where the stack can; with a `shard_group` weights are sharded over so many devices and
-    whole replicas of that are kept (HSDP).
+    whole replicas of that are kept (HSDP). `prefetch` and `bucket_bytes` replace the stack's: how many layers ahead
+    weights are gathered, and how much of gradients is sent at once.
     """
 
     devices: int
@@ -59,6 +60,8 @@ class Recipe:
     skip_mtp: bool = False
     micro_batches: int = 0
     shard_group: int = 0
+    prefetch: int | None = None
+    bucket_bytes: float | None = None
 
     def __post_init__(self) -> None:
         split = self.tp * self.pp * self.cp
@@ -134,7 +137,8 @@ def recipe_step(model: Transformer, recipe: Recipe, system: System, stack: Stack
     terms = {name: seconds * recipe.steps for name, seconds in parts.items()}
     terms["transfer"] = transfer_s * recipe.steps
     terms["bubble"] = (passes - recipe.steps) * (slowest_s + transfer_s)
-    terms["data"] = data_s(model, recipe, system, stack, blocks, stage, ends_pass)
+    exposed, slowed = data_s(model, recipe, system, stack, blocks, stage, ends_pass)
+    terms |= {"data exposed": float(exposed), "data slows": float(slowed)}
     terms["optimizer"] = _optimizer_s(model, recipe, system)
     terms["fixed"] = stack.step_fixed_s
     nodes = max(1.0, recipe.devices / system.devices_per_node)

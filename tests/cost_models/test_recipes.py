@@ -101,6 +101,18 @@ def test_directions() -> None:
     assert _step(reading, seq_len=16384) > 2 * step
 
 
+def test_prefetch_and_buckets_are_seen() -> None:
+    """With FSDP over slow links: what is gathered further ahead waits less; many small buckets hide more than one."""
+    reading = _reading(source_group="torchtitan", tp="1", pp="1", fsdp_note="FSDP2", schedule_or_note="prefetch=0")
+    assert reading.recipe.prefetch == 0
+    steps = [_step(reading, prefetch=ahead) for ahead in (0, 1, 2)]
+    assert steps[0] > 1.02 * steps[1] and steps[1] >= steps[2]
+    terms = dict(recipe_step(reading.model, reading.recipe, reading.system, reading.stack).terms)
+    assert terms["data exposed"] > 0 and terms["data slows"] > 0
+    reduced = _reading(tp="1", pp="1")
+    assert _step(reduced, bucket_bytes=1e12) > _step(reduced, bucket_bytes=1e8)
+
+
 def test_memory_falls_with_sharding_and_recomputation() -> None:
     reading = _reading(source_group="torchtitan", tp="8", pp="1")
 
