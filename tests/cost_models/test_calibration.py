@@ -46,6 +46,10 @@ TRUE = {
     "link.base_latency_s": 2e-4,
     "link.slowdown.reduce_scatter": 1.8,
     "overlap.unhidden": 0.7,
+    "beside.product": 1.25,
+    "beside.memory": 1.6,
+    "beside.host": 1.1,
+    "link.skew_s": 4e-5,
 }
 
 
@@ -66,7 +70,8 @@ def rows() -> list[tuple[str, tuple[int, ...]]]:
     found += [("step", (5, 5, 3, 4)), ("step", (35, 25, 13, 24))]
     for kind in ("all_reduce", "reduce_scatter"):
         found += [(f"collective.{kind}", (1 << p, 2)) for p in (12, 16, 19, 22, 24)]
-    return [*found, ("behind", (1 << 20, 2, 3_000_000))]
+    found += [(f"beside.{what}", (2_000_000,)) for what in ("product", "memory", "host")]
+    return [*found, ("behind", (1 << 20, 2, 3_000_000)), ("alternate", (1 << 14, 2, 50_000, 12))]
 
 
 def taken(noise: float) -> list[Sample]:
@@ -98,7 +103,8 @@ def test_exact_times_give_back_every_parameter() -> None:
     quantities, families, samples = fit(load_device("cpu"), taken(0.0), synchronous=True, known={"product.units": 1.0})
     assert max(abs(s.predicted_s / s.measured_s - 1) for s in samples) < 2e-3
     found = {q.name: q for q in quantities}
-    for name in ("memory.bytes_per_s", "product.float32.flops_per_s", "update.adamw.per_byte_s", "overlap.unhidden"):
+    for name in ("memory.bytes_per_s", "product.float32.flops_per_s", "update.adamw.per_byte_s", "overlap.unhidden",
+                 "beside.product", "beside.memory", "beside.host", "link.skew_s"):  # fmt: skip
         assert found[name].value == pytest.approx(TRUE[name], rel=0.02), name
         assert found[name].uncertainty < 0.05
     assert {f.name for f in families} == {"host", "memory", "product", "attention", "update", "collective"}
@@ -164,14 +170,14 @@ def test_a_path_that_is_none_is_refused(tmp_path: Path) -> None:
 def test_prices_come_from_it_and_say_so() -> None:
     cluster, mesh, found = Cluster.parse("cpu:2"), Mesh.parse("2"), made()
     prices = Prices.of(cluster, mesh, compiled=False, calibration=found)
-    assert prices.launch_s == 7e-6 and prices.step_s == 4e-4
+    assert (prices.launch_s, prices.step_s) == pytest.approx((1.1 * 7e-6, 1.1 * 4e-4))  # beside another rank
     assert prices.source == found.cite() and "links between nodes" in prices.source
     assert dict(prices.uncertainties) == {**datasheet_uncertainties(), "product": 0.1}
     rate = 2 * 1024**3 / prices.gemm_s(1024, 1024, 1024, dtype="float32")
-    assert rate == pytest.approx(1.6e11, rel=0.1)
-    assert prices.update_s("adamw", 7.0, 1e6) == pytest.approx(9e-5 + 2e-4 + 2e-3)
+    assert rate == pytest.approx(1.6e11 / 1.25, rel=0.1)
+    assert prices.update_s("adamw", 7.0, 1e6) == pytest.approx(1.1 * (9e-5 + 2e-4) + 1.6 * 2e-3)
     whole, scattered = (prices.collective_s(kind, 1 << 24, 0) for kind in ("all_gather", "reduce_scatter"))
-    assert scattered == pytest.approx(1.8 * whole)
+    assert scattered - TRUE["link.skew_s"] == pytest.approx(1.8 * (whole - TRUE["link.skew_s"]))
     with pytest.raises(CalibrationError, match="h100-sxm"):
         Prices.of(Cluster.parse("h100-sxm:2"), mesh, compiled=False, calibration=found)
 
@@ -192,3 +198,21 @@ def test_the_report_names_every_quantity_and_the_picture_is_xml() -> None:
     assert all(quantity.name in text for quantity in found.quantities) and "from the data sheet cpu: " in text
     circles = [e for e in ElementTree.fromstring(residuals_svg(found)).iter() if e.tag.endswith("circle")]
     assert len(circles) == 6 + len(found.samples)
+
+
+def test_ranks_take_from_each_other_as_soon_as_there_are_two() -> None:
+    """Kernels, updates and the host slow down by what was measured; a collective waits for the last rank."""
+    one, two = (Prices.of(Cluster("cpu", 1, n), Mesh.parse(str(n)), compiled=False, calibration=made()) for n in (1, 2))
+    ratios = {
+        "product": float(two.gemm_s(2048, 2048, 2048, dtype="float32") / one.gemm_s(2048, 2048, 2048, dtype="float32")),
+        "memory": float(two.memory_s(1 << 28) / one.memory_s(1 << 28)),
+        "update": float(two.update_s("adamw", 30.0, 1 << 28) / one.update_s("adamw", 30.0, 1 << 28)),
+        "host": two.launch_s / one.launch_s,
+    }
+    assert ratios == pytest.approx({"product": 1.25, "memory": 1.6, "update": 1.6, "host": 1.1}, rel=0.02)
+    plain = msgspec.structs.replace(made(), quantities=tuple(q for q in made().quantities if q.name != "link.skew_s"))
+    without = Prices.of(Cluster("cpu", 1, 2), Mesh.parse("2"), compiled=False, calibration=plain)
+    assert two.collective_s("all_reduce", 1 << 16, 0) - without.collective_s("all_reduce", 1 << 16, 0) == (
+        pytest.approx(TRUE["link.skew_s"])
+    )
+    assert two.collective_s("all_reduce", 0, 0) == 0

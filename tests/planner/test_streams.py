@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
+
 import pytest
 import torch
 from torch import nn
 
 import meshwright as mw
+from meshwright.cli import run
 from meshwright.planner.streams import Streams, streams_of
 from meshwright.plans.errors import RequestError
 
@@ -56,3 +60,13 @@ def test_wrong_cases_are_refused(streams: tuple[mw.Plan, Streams]) -> None:
     model, args = _model()
     with pytest.raises(RequestError, match="at least 0"):
         streams_of(streams[0], model, args, loss=_loss, cases=((-1, 0),))
+
+
+def test_the_command_says_it_of_a_saved_plan(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    path = str(tmp_path / "plan.json")
+    assert run(["plan", "llama-tiny", "--cluster", "h100-sxm:2", "--mesh", "2", "--recipe", "fsdp", "-o", path]) == 0
+    capfd.readouterr()
+    assert run(["explain", path, "--overlap", "--prefetch", "0", "--bucket", "1MiB", "--json"]) == 0
+    found = json.loads(capfd.readouterr().out)
+    assert [(c["prefetch"], c["bucket_bytes"]) for c in found["cases"]] == [(1, 0), (0, 1 << 20)]
+    assert found["cases"][1]["step_s"] >= found["cases"][0]["step_s"] > 0
