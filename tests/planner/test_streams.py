@@ -62,6 +62,7 @@ def test_wrong_cases_are_refused(streams: tuple[mw.Plan, Streams]) -> None:
         streams_of(streams[0], model, args, loss=_loss, cases=((-1, 0),))
 
 
+@pytest.mark.slow
 def test_the_command_says_it_of_a_saved_plan(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     path = str(tmp_path / "plan.json")
     assert run(["plan", "llama-tiny", "--cluster", "h100-sxm:2", "--mesh", "2", "--recipe", "fsdp", "-o", path]) == 0
