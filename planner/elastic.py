@@ -43,6 +43,7 @@ from .watch import Watch, supervised
 
 __all__ = ["Elastic", "elastic"]
 
+_SLOW = 0.8
 # Speeds that differ by less are the same.
 _UNLIKE = 0.1
 # So long a process that met an error waits to be told that another one is lost.
@@ -65,7 +66,7 @@ def elastic(
     timeout_s: float = 600.0,
     horizon_s: float | None = None,
     ahead: bool = True,
-    slow: float = 0.8,
+    slow: float | None = None,
     **options: Any,
 ) -> Elastic:
     """A job that trains `model` on the processes that `meshwright run` started, and goes on with those that are left.
@@ -82,7 +83,8 @@ def elastic(
     horizon_s        seconds to the next failure, as for `mw.replan`
     ahead            plan for the next loss beforehand, in a process of its own at the lowest priority
     slow             a process below this share of the others' speed is slow, and left out if a plan without it is
-                     faster (`ahead` judges that); 0: none is
+                     faster (`ahead` judges that); 0: none is. By default 0.8 on GPUs, and 0 on CPUs, which
+                     processes may share
 
     Waits until all processes are there. Raises RequestError without a supervisor, Infeasible when no plan fits, and
     StateLost when neither survivors nor a checkpoint hold what the new plan needs.
@@ -92,6 +94,8 @@ def elastic(
             f"'timeout_s' must be more than the {_PATIENCE_S:g} s that a process waits for the supervisor's word, got "
             f"{timeout_s}; leave it out"
         )
+    if slow is not None and not 0 <= slow < 1:
+        raise RequestError(f"'slow' must be a share from 0 to below 1, got {slow}; 0.8 is usual, 0 for none")
     kept = None if checkpoint is None else Checkpoints(Path(checkpoint).absolute(), every=every, keep=keep)
     request = Request(
         model=model, args=tuple(args), kwargs=dict(kwargs or {}), loss=loss, mesh=mesh, first=plan,
@@ -100,7 +104,8 @@ def elastic(
     # Before this process has threads.
     planner = Ahead(request, *supervised()) if ahead else None
     training = Training(request=request, optimizer_for=optimizer, scheduler_for=scheduler)
-    job = Elastic(Watch(), training, kept, planner, timeout_s, slow)
+    share = (_SLOW if torch.cuda.is_available() else 0.0) if slow is None else slow
+    job = Elastic(Watch(), training, kept, planner, timeout_s, share)
     job.enter()
     return job
 

@@ -68,6 +68,8 @@ class Regroup:
         self.solved = solved
         # Who plays the ranks of the plan.
         self.ranks: tuple[int, ...] = ()
+        # The plan so far, and who played its ranks.
+        self.before: tuple[Plan, tuple[int, ...]] | None = None
         self.timeout = timedelta(seconds=timeout_s)
         self.groups = Groups()
         self.seconds: dict[str, float] = {}
@@ -152,6 +154,7 @@ class Regroup:
             "version": version,
             "fresh": -1 if fresh is None else fresh.version,
             "done": training.done,
+            "known": -1 if training.known is None else training.known[0],
         }
         said: list[Any] = [None] * dist.get_world_size()
         dist.all_gather_object(said, mine, group=self.groups.control)
@@ -161,6 +164,7 @@ class Regroup:
         if best < 0:
             # Nobody has anything, though some had when they began to read a checkpoint.
             training.settled = training.running = None
+            self.before = self._recalled(said)
         elif version == best:
             training.settle_step(done)
         elif fresh is not None and fresh.version == best:
@@ -171,6 +175,18 @@ class Regroup:
         if best < 0:
             return None, ()
         return self._described(holders[0], said), holders
+
+    def _recalled(self, said: list[Any]) -> tuple[Plan, tuple[int, ...]] | None:
+        """The last plan that any of them ran by, on every rank, when nobody has its state any more."""
+        newest, box = max(one["known"] for one in said), [None]
+        if newest < 0:
+            return None
+        source = next(index for index, one in enumerate(said) if one["known"] == newest)
+        if dist.get_rank() == source:
+            box = [self.training.known]  # type: ignore[list-item]
+        dist.broadcast_object_list(box, src=source, group=self.groups.control)
+        _, data, ranks = box[0]  # type: ignore[misc]
+        return Plan.from_bytes(data), ranks
 
     def _described(self, teller: int, said: list[Any]) -> State:
         """What `teller` holds, without its pieces, and the kinds of what all hold, on every rank."""
@@ -192,7 +208,7 @@ class Regroup:
     def _plan(self, base: State | None) -> Plan:
         """The plan for those that stay, the same on every rank, and who plays its ranks."""
         epoch = self.epoch
-        before = None if base is None else (base.plan, base.ranks)
+        before = self.before if base is None else (base.plan, base.ranks)
         request, solved = self.training.request, self.solved
 
         def make() -> bytes:

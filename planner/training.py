@@ -75,6 +75,8 @@ class Training:
     running: Running | None = None
     settled: State | None = None
     fresh: State | None = None
+    # The last version that this process ran, its plan's file, and who played its ranks.
+    known: tuple[int, bytes, tuple[int, ...]] | None = None
     _captured: dict[tuple[str, int], Captured] = field(default_factory=dict)
     _skeleton: nn.Module | None = None
     _before: dict[str, Any] = field(default_factory=dict)
@@ -212,6 +214,7 @@ class Training:
         scheduler = None if self.scheduler_for is None else self.scheduler_for(optimizer)
         if state is not None:
             _restore(optimizer, scheduler, state.extra)
+        self.known = version, plan.to_bytes(), ranks
         return Running(model=model, optimizer=optimizer, scheduler=scheduler, plan=plan, ranks=ranks, version=version)
 
     def forget_weights(self) -> None:
