@@ -157,7 +157,8 @@ def test_a_pipeline_goes_on(tmp_path: Path, spec: str) -> None:
         "2x2": {**PIPELINED, "spec": spec, "mesh": "2", "constraints": ["*.weight = R"],
                 "faults": [kill(1, 2, "midway"), kill(0, 5, "optimizer")]},
         # Without replicas: what is lost comes from the checkpoint, and a process is lost while that is read.
-        "3x1": {**PIPELINED, "spec": spec, "nproc": 3, "pipeline": 3, "mesh": "1", "checkpoint": str(tmp_path / "saved"),
+        "3x1": {**PIPELINED, "spec": spec, "nproc": 3, "pipeline": 3, "mesh": "1",
+                "checkpoint": str(tmp_path / "saved"),
                 "faults": [kill(1, 5, "midway"), {"who": 2, "epoch": 2, "at": "build"}]},
     }  # fmt: skip
     for found in several(tmp_path, runs, watchdog_s=120.0).values():
