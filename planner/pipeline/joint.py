@@ -13,9 +13,9 @@ from ...cost_models.pipeline.arrays import Arrays, orders_of, schedule_of
 from ...plans import Infeasible, RequestError, Schedule
 from ..zoo import chunks_of, loop_placement, named_schedule, v_placement
 from .fixed import split
-from .listing import ListScratch, list_orders
+from .listing import Listed, ListScratch
 from .orders import Clock, Orders
-from .plans import anneal_plans
+from .plans import Plan, Search, anneal_plans, refresh, settle
 from .polish import polish
 from .profile_bounds import profile_bound
 from .profiles import LayerProfile, equal_cuts
@@ -24,14 +24,13 @@ from .result import Tuned
 __all__ = ["tune_profile"]
 
 _ZOO = ("1f1b", "interleaved:2", "interleaved:4", "zb-h1", "zb-h2", "zb-v", "v-half", "v-min", "dualpipev")
-_STAGES_PER_RANK = (1, 1.5, 2, 3, 4)
-# How many drafts go on (0: all), how often each is run, the share of the time, and the temperature as a share of the
-# bound: where memory is short, and where there is no limit.
-_ROUNDS_LIMITED = ((0, 1, 0.3, 0.004), (4, 2, 0.4, 0.006), (2, 2, 0.3, 0.003))
-_ROUNDS_FREE = ((0, 1, 0.15, 0.006), (4, 2, 0.4, 0.01), (3, 2, 0.45, 0.006))
-# Orders of their own pay where memory is short (without a limit the lists are nearly as good) and moves are cheap: the
-# share of the time that they get at most, and the actions for which they get that much.
-_POLISH_LIMITED, _POLISH_FREE, _POLISH_ACTIONS = 0.6, 0.2, 3000
+# Stages per rank of the drafts; single units come on top.
+_STAGES_PER_RANK = (1, 1.5, 2, 3, 4, 6, 8)
+# Shares of the time: rules of all drafts, plans from the best drafts, orders.
+_SAMPLED, _POLISHED = 0.3, 0.2
+# Plans annealed: how many, how often, share of that time, temperature as a share of the bound.
+_ROUNDS = ((4, 1, 0.5, 0.004), (1, 2, 0.5, 0.002))
+_MEAN_WEIGHT, _STAGE_SHARE = 0.2, 0.4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,14 +60,13 @@ class _Problem:
 
 @dataclass(slots=True, kw_only=True)
 class _Draft:
-    """Cuts, placement and the rule of a list schedule, with the step time that they reach."""
+    """A plan, the rule of its first list, its step time, and the space for plans of so many stages."""
 
-    cuts: np.ndarray
-    place: np.ndarray
-    urgency: np.ndarray
-    window: np.ndarray
-    knobs: np.ndarray
+    plan: Plan
+    rule: np.ndarray
+    space: Search
     step: float = math.inf
+    orders: Orders | None = None
 
 
 def tune_profile(
@@ -175,30 +173,30 @@ def _search(problem: _Problem, clock: Clock) -> tuple[Orders, list[tuple[float, 
     for orders in _published(problem):
         best.take(orders)
         candidates.append(orders)
-    pool = list(_drafts(problem))
-    budget = max(0.0, clock.left_s) * (1 - _polish_share(problem))
-    # All kinds of drafts for a short time, the best of them anew and for longer, the very best cooler; then orders.
-    for round_, (keep, repeats, share, heat) in enumerate(_ROUNDS_LIMITED if problem.limited else _ROUNDS_FREE):
-        pool = sorted(pool, key=lambda draft: draft.step)[: keep or len(pool)]
+    target = problem.bound * (1 + 1e-9)
+    budget = max(0.0, clock.left_s)
+    pool = _sampled(problem, clock, clock.left_s - _SAMPLED * budget, best)
+    share = (1 - _SAMPLED - _POLISHED) * budget
+    for round_, (keep, repeats, part, heat) in enumerate(_ROUNDS):
+        pool = _distinct(pool)[:keep]
         runs = [(draft, repeat) for repeat in range(repeats) for draft in pool]
-        until = clock.left_s - share * budget
+        until = clock.left_s - part * share
         grown: list[_Draft] = []
         for index, (draft, repeat) in enumerate(runs):
             seconds = (clock.left_s - until) / (len(runs) - index)
-            if best.step <= problem.bound * (1 + 1e-9) or seconds <= 0:
+            if best.step <= target or seconds <= 0:
                 break
             grown.append(_annealed(problem, draft, heat, seconds, clock, seed=97 * round_ + repeat))
-            found = _orders_of(problem, grown[-1])
-            best.take(found)
-            candidates += [] if found is None else [found]
+            best.take(grown[-1].orders)
         pool += grown
+    candidates += [draft.orders for draft in pool if draft.orders is not None]
     candidates += [] if best.orders is None else [best.orders]
     polish(
         candidates,
         best.take,
         prefix=problem.prefix,
         overhead=problem.overhead,
-        target=problem.bound * (1 + 1e-9),
+        target=target,
         clock=clock,
         seed=problem.seed,
     )
@@ -209,10 +207,58 @@ def _search(problem: _Problem, clock: Clock) -> tuple[Orders, list[tuple[float, 
     return best.orders, best.progress
 
 
-def _polish_share(problem: _Problem) -> float:
-    """Which share of the time goes to orders of their own."""
-    most = _POLISH_LIMITED if problem.limited else _POLISH_FREE
-    return most * min(1.0, _POLISH_ACTIONS / (6 * problem.ranks * problem.microbatches))
+def _distinct(pool: list[_Draft]) -> list[_Draft]:
+    """The drafts, the best first, of those with the same placement the best."""
+    chosen: dict[tuple[int, ...], _Draft] = {}
+    for draft in sorted(pool, key=lambda draft: draft.step):
+        chosen.setdefault(tuple(draft.plan.place.tolist()), draft)
+    return list(chosen.values())
+
+
+def _sampled(problem: _Problem, clock: Clock, until: float, best: _Best) -> list[_Draft]:
+    """Drafts with the best of random rules; those that fall behind are given up, half of them at a time."""
+    pool = list(_drafts(problem))
+    generator = np.random.default_rng(problem.seed)
+    rounds = max(1, math.ceil(math.log2(len(pool))))
+    seconds = (clock.left_s - until) / rounds
+    for round_ in range(rounds):
+        end = clock.left_s - seconds
+        turn = 0
+        while clock.left_s > end or turn < (len(pool) if round_ == 0 else 0):
+            _try_rule(problem, pool[turn % len(pool)], generator)
+            turn += 1
+            if clock.left_s <= until and turn >= 1 and best.orders is not None:
+                break
+        pool = sorted(pool, key=lambda draft: draft.step)
+        for draft in pool[:2]:
+            best.take(draft.orders)
+        if best.step <= problem.bound * (1 + 1e-9):
+            break
+        pool = pool[: max(4, (len(pool) + 1) // 2)]
+    return pool
+
+
+def _try_rule(problem: _Problem, draft: _Draft, generator: np.random.Generator) -> None:
+    """List the draft by a random rule and keep it if it is its best."""
+    ranks, stages = problem.ranks, len(draft.plan.place)
+    slope, rise, bias = generator.normal(0.0, ranks, 3) * (generator.random(3) < (0.5, 0.5, 1.0))
+    depth = np.arange(stages) / stages
+    urgency = np.concatenate([slope * depth, bias - ranks / 2 + rise * depth])
+    turns = (0.0, 2.0 * ranks * generator.random(), 1e6)[generator.integers(3)]
+    press = generator.normal(0.0, 2.0 * ranks) if problem.limited and generator.random() < 0.5 else 0.0
+    rule = np.array([1.2 * generator.random(), turns, press])
+    key = urgency[:, None] + np.arange(problem.microbatches)[None, :]
+    refresh(draft.plan, draft.space)
+    step = settle(draft.space, key, rule, 2, draft.step)
+    if step < draft.step:
+        draft.step = step
+        draft.plan.key[:] = draft.space.scratch.ends - draft.space.forth.duration[: 2 * stages, None]
+        draft.rule[0] = rule[0]
+        draft.orders = draft.space.scratch.orders(_arrays_of(problem, draft.plan), draft.plan.cuts)
+
+
+def _arrays_of(problem: _Problem, plan: Plan) -> Arrays:
+    return problem.arrays(plan.cuts.tolist(), plan.place.tolist())
 
 
 def _published(problem: _Problem) -> Iterator[Orders]:
@@ -241,20 +287,70 @@ def _as_orders(problem: _Problem, schedule: Schedule, cuts: Sequence[int]) -> It
 
 
 def _drafts(problem: _Problem) -> Iterator[_Draft]:
-    """Stage counts from the number of ranks to four times it, once around and forth and back, of about equal cost."""
+    """Stage counts from the number of ranks to single units, of about equal cost: once around, forth and back, and
+    dealt out by how much each rank can still take.
+    """
     ranks, units = problem.ranks, problem.profile.units
-    counts = sorted({min(units, round(ranks * share)) for share in _STAGES_PER_RANK})
+    counts = sorted({min(units, round(ranks * share)) for share in _STAGES_PER_RANK} | {units})
     for stages in counts:
         cuts = _even_cuts(problem, stages)
         chunks = -(-stages // ranks)
-        for placement in {loop_placement(ranks, chunks)[:stages], v_placement(ranks, chunks)[:stages]}:
-            yield _Draft(
-                cuts=cuts.copy(),
-                place=np.array(placement, np.int64),
-                urgency=np.concatenate([np.zeros(stages), np.full(stages, -2.0)]),
-                window=np.full(stages, problem.microbatches, np.int64),
-                knobs=np.array([0.5, 0.2]),
-            )
+        places = {loop_placement(ranks, chunks)[:stages], v_placement(ranks, chunks)[:stages]}
+        if stages > ranks:
+            places |= {_dealt(problem, cuts, last, turned) for last in (0, ranks - 1) for turned in (False, True)}
+        space = _space(problem, stages)
+        for placement in sorted(places):
+            key = np.zeros((2 * stages, problem.microbatches))
+            plan = Plan(cuts.copy(), np.array(placement, np.int64), key)
+            yield _Draft(plan=plan, rule=np.array([0.5, 0.0, 0.0]), space=space)
+
+
+def _dealt(problem: _Problem, cuts: np.ndarray, last: int, turned: bool) -> tuple[int, ...]:
+    """Stages dealt out in turn so that all ranks get about the same work, the last stage to rank `last`; `turned`:
+    every second round the other way round.
+    """
+    ranks = problem.ranks
+    sums = problem.prefix[:3].sum(axis=0)
+    work = np.diff(sums[np.concatenate([[0], cuts, [len(sums) - 1]])])
+    room = np.full(ranks, sums[-1] / ranks)
+    room[last] = max(room[last] - work[-1], 1e-9 * sums[-1])
+    taken = np.zeros(ranks)
+    dealt: list[int] = []
+    for cost in work[:-1]:
+        rank = int(np.argmin((taken + cost * (np.arange(ranks) + 0.5) / ranks) / room))
+        taken[rank] += cost
+        dealt.append(rank)
+    if turned:
+        rounds = [dealt[low : low + ranks] for low in range(0, len(dealt), ranks)]
+        dealt = [rank for index, row in enumerate(rounds) for rank in (row[::-1] if index % 2 else row)]
+    return (*dealt, last)
+
+
+def _space(problem: _Problem, stages: int) -> Search:
+    ranks, microbatches = problem.ranks, problem.microbatches
+
+    def blank() -> Listed:
+        return Listed(
+            np.zeros(stages, np.int64),
+            np.zeros(4 * stages),
+            np.zeros(4 * stages),
+            np.zeros(stages),
+            np.zeros(stages),
+            problem.limits,
+            np.zeros(ranks),
+        )
+
+    return Search(
+        problem.prefix,
+        problem.overhead,
+        problem.delays,
+        blank(),
+        blank(),
+        ListScratch.make(ranks, stages, microbatches),
+        np.zeros(ranks),
+        np.zeros((2 * stages, microbatches)),
+        np.array([1], np.int64),
+    )
 
 
 def _even_cuts(problem: _Problem, stages: int) -> np.ndarray:
@@ -271,40 +367,37 @@ def _even_cuts(problem: _Problem, stages: int) -> np.ndarray:
 
 def _annealed(problem: _Problem, draft: _Draft, heat: float, seconds: float, clock: Clock, *, seed: int) -> _Draft:
     """The best of an annealing run of about so many seconds from `draft`."""
-    stages = len(draft.place)
-    plan = [draft.cuts, draft.place, draft.urgency, draft.window, draft.knobs]
     until = clock.spent_s + seconds
+    space = draft.space
+    rows, lengths = space.scratch.rows.copy(), space.scratch.lengths.copy()
     # A short run says how long a move takes, and may find something itself.
-    found, moves = draft, 200
+    found, moves = draft, 30
     for pass_ in range(2):
         begin = clock.spent_s
-        best = [part.copy() for part in plan]
+        best = draft.plan.copy()
+        space.state[0] = _state(problem.seed, seed, pass_)
         step = anneal_plans(
-            *(part.copy() for part in plan),
-            problem.prefix,
-            problem.overhead,
-            problem.delays,
-            problem.limits,
-            np.zeros(problem.ranks),
-            problem.microbatches,
+            draft.plan.copy(),
+            space,
+            draft.rule,
             moves,
             heat * problem.bound,
             0.05 * heat * problem.bound,
-            np.array([_state(problem.seed, seed, pass_)], np.int64),
-            *best,
-            *(part.copy() for part in best[:4]),
-            np.zeros(4 * stages),
-            np.zeros(4 * stages),
-            np.zeros(stages),
-            np.zeros(stages),
-            np.zeros(problem.ranks),
-            *ListScratch.of(problem.ranks, stages, problem.microbatches).parts(),
+            _MEAN_WEIGHT,
+            _STAGE_SHARE,
+            best,
+            rows,
+            lengths,
+            draft.plan.copy(),
         )
         if step < found.step:
-            found = _Draft(cuts=best[0], place=best[1], urgency=best[2], window=best[3], knobs=best[4], step=step)
+            found = _Draft(plan=best, rule=draft.rule, space=space, step=step)
+            found.orders = space.scratch._replace(rows=rows, lengths=lengths).orders(
+                _arrays_of(problem, best), best.cuts
+            )
         each = max(clock.spent_s - begin, 1e-6) / moves
         moves = int((until - clock.spent_s) / each)
-        if moves < 100:
+        if moves < 20:
             break
     return found
 
@@ -315,26 +408,3 @@ def _state(*seeds: int) -> int:
     for seed in seeds:
         value = (value * 6364136223846793005 + seed * 1442695040888963407 + 1) % (1 << 62)
     return value | 1
-
-
-def _orders_of(problem: _Problem, draft: _Draft) -> Orders | None:
-    if draft.step == math.inf:
-        return None
-    arrays = problem.arrays(draft.cuts.tolist(), draft.place.tolist())
-    scratch = ListScratch.of(problem.ranks, arrays.stages, problem.microbatches)
-    list_orders(
-        arrays.place,
-        arrays.duration,
-        arrays.memory,
-        arrays.lag_forward,
-        arrays.lag_backward,
-        arrays.limits,
-        arrays.finish,
-        problem.microbatches,
-        draft.urgency,
-        draft.window,
-        float(draft.knobs[0]),
-        math.inf,
-        *scratch.parts(),
-    )
-    return scratch.orders(arrays, draft.cuts)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -18,12 +18,38 @@ from ...cost_models.pipeline.arrays import Arrays
 from ...cost_models.pipeline.kernel import compiled
 from .orders import Orders
 
-__all__ = ["ListScratch", "list_orders", "list_schedules"]
+__all__ = ["ListScratch", "Listed", "list_orders", "list_schedules"]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ListScratch:
-    """Working space and results of `list_orders`."""
+class Listed(NamedTuple):
+    """What `list_orders` is given: times and memory by code, transfers by stage, limits and last work by rank."""
+
+    place: np.ndarray
+    duration: np.ndarray
+    memory: np.ndarray
+    lag_forward: np.ndarray
+    lag_backward: np.ndarray
+    limits: np.ndarray
+    finish: np.ndarray
+
+    @classmethod
+    def of(cls, arrays: Arrays) -> Listed:
+        """The problem of these stages."""
+        return cls(
+            arrays.place,
+            arrays.duration,
+            arrays.memory,
+            arrays.lag_forward,
+            arrays.lag_backward,
+            arrays.limits,
+            arrays.finish,
+        )
+
+
+class ListScratch(NamedTuple):
+    """Working space and results of `list_orders`: the codes of each rank and how many, the end of each rank in
+    `by_rank[3]`, and the ends of F and I by code and micro-batch.
+    """
 
     rows: np.ndarray
     lengths: np.ndarray
@@ -33,20 +59,16 @@ class ListScratch:
     ends: np.ndarray
 
     @classmethod
-    def of(cls, ranks: int, stages: int, microbatches: int) -> ListScratch:
+    def make(cls, ranks: int, stages: int, microbatches: int) -> ListScratch:
         """Space for a problem of this size."""
         return cls(
-            rows=np.zeros((ranks, 3 * stages * microbatches), np.int64),
-            lengths=np.zeros(ranks, np.int64),
-            by_rank=np.zeros((5, ranks)),
-            on_rank=np.zeros((ranks, stages + 1), np.int64),
-            done=np.zeros(3 * stages, np.int64),
-            ends=np.zeros((2 * stages, microbatches)),
+            np.zeros((ranks, 3 * stages * microbatches), np.int64),
+            np.zeros(ranks, np.int64),
+            np.zeros((5, ranks)),
+            np.zeros((ranks, stages + 1), np.int64),
+            np.zeros(3 * stages, np.int64),
+            np.zeros((2 * stages, microbatches)),
         )
-
-    def parts(self) -> tuple[np.ndarray, ...]:
-        """The arrays in the order in which `list_orders` takes them."""
-        return self.rows, self.lengths, self.by_rank, self.on_rank, self.done, self.ends
 
     def orders(self, arrays: Arrays, cuts: np.ndarray) -> Orders | None:
         """What the last run wrote, as a solution."""
@@ -56,33 +78,21 @@ class ListScratch:
 
 @compiled
 def list_orders(
-    place: np.ndarray,
-    duration: np.ndarray,
-    memory: np.ndarray,
-    lag_forward: np.ndarray,
-    lag_backward: np.ndarray,
-    limits: np.ndarray,
-    finish: np.ndarray,
-    microbatches: int,
-    urgency: np.ndarray,
-    window: np.ndarray,
-    patience: float,
-    give_up: float,
-    rows: np.ndarray,
-    lengths: np.ndarray,
-    by_rank: np.ndarray,
-    on_rank: np.ndarray,
-    done: np.ndarray,
-    ends: np.ndarray,
+    problem: Listed, key: np.ndarray, patience: float, turns: float, press: float, give_up: float, scratch: ListScratch
 ) -> float:
-    """Write each rank's codes into `rows` and how many into `lengths`; the step time, or infinity past `give_up`.
+    """Write each rank's codes into `scratch`; the step time, or infinity past `give_up`.
 
-    urgency: by code of F and I, less is sooner; one micro-batch later counts 1. window: the most micro-batches that
-    a stage holds. patience: which share of its own time a W keeps off rather than let work wait that is ready before
-    its end. Infinity, too, if a rank cannot hold one micro-batch. The rest is `ListScratch`.
+    key: by code of F and I and micro-batch, less is sooner. turns: added to a forward right after one, press: added to
+    it as memory fills. patience: which share of its own time a W keeps off rather than let work wait that is ready
+    before its end. Infinity, too, if a rank cannot hold one micro-batch.
     """
+    place, duration, memory = problem.place, problem.duration, problem.memory
+    rows, lengths, on_rank, done, ends = scratch.rows, scratch.lengths, scratch.on_rank, scratch.done, scratch.ends
+    limits = problem.limits
     stages = place.shape[0]
     ranks = limits.shape[0]
+    microbatches = key.shape[1]
+    by_rank = scratch.by_rank
     held, whole, partial, free, wake = by_rank[0], by_rank[1], by_rank[2], by_rank[3], by_rank[4]
     for rank in range(ranks):
         lengths[rank] = 0
@@ -117,30 +127,32 @@ def list_orders(
         oldest = done[stages - 1]
         room = limits[rank] - held[rank]
         beside = limits[rank] - partial[rank] - whole[rank]
+        later = press * held[rank] / limits[rank]
+        if lengths[rank] > 0 and rows[rank, lengths[rank] - 1] < stages:
+            later += turns
         for slot in range(on_rank[rank, stages]):
             stage = on_rank[rank, slot]
             index = done[stage]
             if index < microbatches and (stage == 0 or done[stage - 1] > index):
-                ready = 0.0 if stage == 0 else ends[stage - 1, index] + lag_forward[stage]
+                ready = 0.0 if stage == 0 else ends[stage - 1, index] + problem.lag_forward[stage]
                 fits = memory[stage] <= room
                 if index != oldest:
                     fits = fits and (memory[stage] <= beside or stage == stages - 1)
-                    fits = fits and index - done[stages + stage] < window[stage]
                 if not fits:
                     blocked = blocked or ready <= now
                 elif ready > now:
                     soon = min(soon, ready)
-                elif urgency[stage] + index < best_key:
+                elif key[stage, index] + later < best_key:
                     best = stage
-                    best_key = urgency[stage] + index
+                    best_key = key[stage, index] + later
             index = done[stages + stage]
             if index < done[stage] and (stage == stages - 1 or done[stages + stage + 1] > index):
-                ready = 0.0 if stage == stages - 1 else ends[stages + stage + 1, index] + lag_backward[stage]
+                ready = 0.0 if stage == stages - 1 else ends[stages + stage + 1, index] + problem.lag_backward[stage]
                 if ready > now:
                     soon = min(soon, ready)
-                elif urgency[stages + stage] + index < best_key:
+                elif key[stages + stage, index] < best_key:
                     best = stages + stage
-                    best_key = urgency[stages + stage] + index
+                    best_key = key[stages + stage, index]
             index = done[2 * stages + stage]
             if index < done[stages + stage] and index < due_index:
                 due = 2 * stages + stage
@@ -175,36 +187,24 @@ def list_orders(
             if index != oldest:
                 partial[rank] += memory[stage]
             other = place[stage + 1]
-            wake[other] = min(wake[other], max(free[other], end + lag_forward[stage + 1]))
+            wake[other] = min(wake[other], max(free[other], end + problem.lag_forward[stage + 1]))
         elif stage > 0:
             other = place[stage - 1]
-            wake[other] = min(wake[other], max(free[other], end + lag_backward[stage - 1]))
+            wake[other] = min(wake[other], max(free[other], end + problem.lag_backward[stage - 1]))
     step = 0.0
     for rank in range(ranks):
-        step = max(step, free[rank] + finish[rank])
+        step = max(step, free[rank] + problem.finish[rank])
     return step
 
 
 def list_schedules(arrays: Arrays, ranks: int, cuts: np.ndarray) -> Iterator[Orders]:
     """A few list schedules of these stages, from backward first to forward first."""
     stages, microbatches = arrays.stages, arrays.microbatches
-    scratch = ListScratch.of(ranks, stages, microbatches)
+    scratch = ListScratch.make(ranks, stages, microbatches)
+    number = np.arange(microbatches, dtype=np.float64)
     for bias in (-1e6, -2.0, 1.0):
-        step = list_orders(
-            arrays.place,
-            arrays.duration,
-            arrays.memory,
-            arrays.lag_forward,
-            arrays.lag_backward,
-            arrays.limits,
-            arrays.finish,
-            microbatches,
-            np.concatenate([np.zeros(stages), np.full(stages, bias)]),
-            np.full(stages, microbatches, np.int64),
-            0.5,
-            np.inf,
-            *scratch.parts(),
-        )
-        found = scratch.orders(arrays, cuts) if step < np.inf else None
+        key = np.concatenate([np.tile(number, (stages, 1)), np.tile(number + bias, (stages, 1))])
+        step = list_orders(Listed.of(arrays), key, 0.5, 0.0, 0.0, math.inf, scratch)
+        found = scratch.orders(arrays, cuts) if step < math.inf else None
         if found is not None:
             yield found
