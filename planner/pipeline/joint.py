@@ -26,10 +26,11 @@ __all__ = ["tune_profile"]
 _ZOO = ("1f1b", "interleaved:2", "interleaved:4", "zb-h1", "zb-h2", "zb-v", "v-half", "v-min", "dualpipev")
 # Stages per rank of the drafts; single units come on top.
 _STAGES_PER_RANK = (1, 1.5, 2, 3, 4, 6, 8)
-# Shares of the time: rules of all drafts, plans from the best drafts, orders.
-_SAMPLED, _POLISHED = 0.3, 0.2
+# Shares of the time: rules of all drafts; orders of their own, more where moves are cheap, and the actions for which
+# they get half of that more. The rest goes to plans from the best drafts.
+_SAMPLED, _POLISHED, _POLISHED_MORE, _POLISH_ACTIONS = 0.15, 0.1, 0.4, 1000
 # Plans annealed: how many, how often, share of that time, temperature as a share of the bound.
-_ROUNDS = ((4, 1, 0.5, 0.004), (1, 2, 0.5, 0.002))
+_ROUNDS = ((8, 1, 0.45, 0.004), (3, 1, 0.3, 0.003), (1, 2, 0.25, 0.0015))
 _MEAN_WEIGHT, _STAGE_SHARE = 0.2, 0.4
 
 
@@ -176,7 +177,7 @@ def _search(problem: _Problem, clock: Clock) -> tuple[Orders, list[tuple[float, 
     target = problem.bound * (1 + 1e-9)
     budget = max(0.0, clock.left_s)
     pool = _sampled(problem, clock, clock.left_s - _SAMPLED * budget, best)
-    share = (1 - _SAMPLED - _POLISHED) * budget
+    share = (1 - _SAMPLED - _polish_share(problem)) * budget
     for round_, (keep, repeats, part, heat) in enumerate(_ROUNDS):
         pool = _distinct(pool)[:keep]
         runs = [(draft, repeat) for repeat in range(repeats) for draft in pool]
@@ -207,6 +208,12 @@ def _search(problem: _Problem, clock: Clock) -> tuple[Orders, list[tuple[float, 
     return best.orders, best.progress
 
 
+def _polish_share(problem: _Problem) -> float:
+    """Which share of the time goes to orders of their own."""
+    actions = 6 * problem.ranks * problem.microbatches
+    return _POLISHED + _POLISHED_MORE * _POLISH_ACTIONS / (_POLISH_ACTIONS + actions)
+
+
 def _distinct(pool: list[_Draft]) -> list[_Draft]:
     """The drafts, the best first, of those with the same placement the best."""
     chosen: dict[tuple[int, ...], _Draft] = {}
@@ -234,7 +241,7 @@ def _sampled(problem: _Problem, clock: Clock, until: float, best: _Best) -> list
             best.take(draft.orders)
         if best.step <= problem.bound * (1 + 1e-9):
             break
-        pool = pool[: max(4, (len(pool) + 1) // 2)]
+        pool = pool[: max(8, (len(pool) + 1) // 2)]
     return pool
 
 
@@ -246,14 +253,14 @@ def _try_rule(problem: _Problem, draft: _Draft, generator: np.random.Generator) 
     urgency = np.concatenate([slope * depth, bias - ranks / 2 + rise * depth])
     turns = (0.0, 2.0 * ranks * generator.random(), 1e6)[generator.integers(3)]
     press = generator.normal(0.0, 2.0 * ranks) if problem.limited and generator.random() < 0.5 else 0.0
-    rule = np.array([1.2 * generator.random(), turns, press])
+    rule = np.array([1.2 * generator.random(), turns, press, 0.5 * generator.integers(3)])
     key = urgency[:, None] + np.arange(problem.microbatches)[None, :]
-    refresh(draft.plan, draft.space)
+    refresh(draft.plan, draft.space, rule[3])
     step = settle(draft.space, key, rule, 2, draft.step)
     if step < draft.step:
         draft.step = step
         draft.plan.key[:] = draft.space.scratch.ends - draft.space.forth.duration[: 2 * stages, None]
-        draft.rule[0] = rule[0]
+        draft.rule[[0, 3]] = rule[[0, 3]]
         draft.orders = draft.space.scratch.orders(_arrays_of(problem, draft.plan), draft.plan.cuts)
 
 
@@ -302,7 +309,7 @@ def _drafts(problem: _Problem) -> Iterator[_Draft]:
         for placement in sorted(places):
             key = np.zeros((2 * stages, problem.microbatches))
             plan = Plan(cuts.copy(), np.array(placement, np.int64), key)
-            yield _Draft(plan=plan, rule=np.array([0.5, 0.0, 0.0]), space=space)
+            yield _Draft(plan=plan, rule=np.array([0.5, 0.0, 0.0, 1.0]), space=space)
 
 
 def _dealt(problem: _Problem, cuts: np.ndarray, last: int, turned: bool) -> tuple[int, ...]:

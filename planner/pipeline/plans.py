@@ -3,8 +3,8 @@ from the end and forth again.
 
 A list schedule packs its beginning well and leaves its end loose. Listed again in reversed time, by when each action
 ended, its end is packed too; listed forth once more by when each then starts, what is left is close to both
-(justification, Li and Willis, 1992). Reversed, a W and the I before it count as one action that takes memory, and F
-gives it back. Forth again the W fill what is idle.
+(justification, Li and Willis, 1992). Reversed, a W, or a share of it, and the I before it count as one action that
+takes memory, and F gives it back. Forth again the W fill what is idle.
 """
 
 from __future__ import annotations
@@ -52,8 +52,11 @@ class Search(NamedTuple):
 
 
 @compiled
-def refresh(plan: Plan, search: Search) -> float:
-    """Price the stages of the plan, forth and back; the largest time per micro-batch of a rank."""
+def refresh(plan: Plan, search: Search, fused: float) -> float:
+    """Price the stages of the plan, forth and back; the largest time per micro-batch of a rank.
+
+    fused: which share of W the reversed problem keeps room for with its I.
+    """
     forth, back, loads, delays = search.forth, search.back, search.loads, search.delays
     stages = plan.place.shape[0]
     units = search.prefix.shape[1] - 1
@@ -65,16 +68,16 @@ def refresh(plan: Plan, search: Search) -> float:
         rank = plan.place[stage]
         price(stage, low, high, search.prefix, search.overhead, forth.duration, forth.memory, stages)
         forward = forth.duration[stage]
-        backward = forth.duration[stages + stage] + forth.duration[2 * stages + stage]
+        inputs, weights = forth.duration[stages + stage], forth.duration[2 * stages + stage]
         forth.place[stage] = rank
         back.place[stage] = rank
-        back.duration[stage] = backward
+        back.duration[stage] = inputs + fused * weights
         back.duration[stages + stage] = forward
         back.duration[2 * stages + stage] = 0.0
         back.memory[stage] = forth.memory[stage]
         back.memory[stages + stage] = -forth.memory[stage]
         back.memory[2 * stages + stage] = 0.0
-        loads[rank] += forward + backward
+        loads[rank] += forward + inputs + weights
         if stage > 0:
             lag = delays[low] if rank != plan.place[stage - 1] else 0.0
             forth.lag_forward[stage] = lag
@@ -191,9 +194,10 @@ def anneal_plans(
 ) -> float:
     """Anneal `plan` in place for `moves` from temperature `hot` to `cold`; the step time of the best.
 
-    rule: of the first list. mean_weight: how much the mean end of the ranks counts beside the last one, so that idle
-    time off the critical rank is worth removing. stage_share: of the moves that change cuts and placement. The best
-    plan goes to `best` and its codes to `best_rows` and `best_lengths`; `old` is scratch.
+    rule: of the first list (see `settle`), and fourth `fused` of half of the moves. mean_weight: how much the mean end
+    of the ranks counts beside the last one, so that idle time off the critical rank is worth removing. stage_share: of
+    the moves that change cuts and placement. The best plan goes to `best` and its codes to `best_rows` and
+    `best_lengths`; `old` is scratch.
     """
     scratch, state = search.scratch, search.state
     stages = plan.place.shape[0]
@@ -223,7 +227,8 @@ def anneal_plans(
                     span = fair * (0.1 if draw(state, 2) == 0 else 0.02)
                     _change_keys(plan.key, span, state)
                 changed += 1
-        load = refresh(plan, search)
+        fused = rule[3] if draw(state, 2) == 0 else 0.5 * draw(state, 3)
+        load = refresh(plan, search, fused)
         # What a plan may cost to be taken is drawn first, so that hopeless ones are given up early.
         most = current - temperature * math.log((1 + draw(state, one)) / one)
         value = math.inf
