@@ -24,8 +24,9 @@ from .result import Tuned
 __all__ = ["tune_profile"]
 
 _ZOO = ("1f1b", "interleaved:2", "interleaved:4", "zb-h1", "zb-h2", "zb-v", "v-half", "v-min", "dualpipev")
-# Stages per rank of the drafts; single units come on top.
+# Stages per rank of the drafts; single units come on top where that makes no more actions.
 _STAGES_PER_RANK = (1, 1.5, 2, 3, 4, 6, 8)
+_MOST_ACTIONS = 30_000
 # Shares of the time: rules of all drafts; orders of their own, more where moves are cheap, and the actions for which
 # they get half of that more. The rest goes to plans from the best drafts.
 _SAMPLED, _POLISHED, _POLISHED_MORE, _POLISH_ACTIONS = 0.15, 0.1, 0.4, 1000
@@ -298,8 +299,10 @@ def _drafts(problem: _Problem) -> Iterator[_Draft]:
     dealt out by how much each rank can still take.
     """
     ranks, units = problem.ranks, problem.profile.units
-    counts = sorted({min(units, round(ranks * share)) for share in _STAGES_PER_RANK} | {units})
-    for stages in counts:
+    counts = {min(units, round(ranks * share)) for share in _STAGES_PER_RANK}
+    if 3 * units * problem.microbatches <= _MOST_ACTIONS:
+        counts.add(units)
+    for stages in sorted(counts):
         cuts = _even_cuts(problem, stages)
         chunks = -(-stages // ranks)
         places = {loop_placement(ranks, chunks)[:stages], v_placement(ranks, chunks)[:stages]}
