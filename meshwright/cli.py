@@ -150,7 +150,7 @@ app.add_command(calibrate_command)
     help="Stop this near to the bound, relatively.",
 )
 @click.option("--pipeline", help="How many pipeline ranks, or auto; --mesh is then that of one rank.")
-@click.option("--microbatches", help="Equal parts that the batch is run in, or auto.  [default: auto with a pipeline]")
+@click.option("--microbatches", help="Parts that the batch is run in, or auto.  [default: auto with a pipeline]")
 @click.option(
     "--schedule", default="auto", show_default=True, help="Of a pipeline: auto, 1f1b, interleaved:2, zb-h1..."
 )

@@ -10,7 +10,7 @@ the mesh of this pipeline rank; all others are absent, so that optimizers and di
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -21,18 +21,19 @@ from torch.distributed.tensor import DTensor
 
 from ..plans.actions import TimedAction
 from ..plans.errors import ReplayError, RequestError
+from ..plans.layouts import Layout
 from ..plans.plan import Plan
-from .capture import capture
 from .channels import Channels
 from .graph import Captured, value_of
-from .microbatches import microbatches, splits
+from .microbatches import microbatches, splits, weights
 from .placing import held_by, local_of, of_first_rank, on_meta, placed_on, placements_of, put, tensors_of
+from .recapture import Recapture
 from .simulate import piece
 from .stage_executor import Executor
 from .stage_work import StageGraphs, StageWork, stage_graphs
 from .stages import StageProgram, cut_stages
 from .training_step import call_of, clip_by_norm, loss_of
-from .trees import flatten_call
+from .trees import Tree, flatten_call
 
 __all__ = ["AXIS", "PipelineParallel", "parallelize_pipeline"]
 
@@ -55,7 +56,7 @@ class PipelineParallel(nn.Module):
         )
 
     def step(self, *args: Any, **kwargs: Any) -> torch.Tensor:
-        """Forward and backward of one batch, by all ranks together; the mean loss of its micro-batches, on every rank.
+        """Forward and backward of one batch, by all ranks together; the mean loss over its samples, on every rank.
 
         Takes the model's arguments, or one batch (a dict, tuple or list) that holds them. Gradients are added to those
         that are there. Raises StepError, which names rank and action, when a rank fails.
@@ -99,7 +100,6 @@ class _Program:
             for index, stage in enumerate(stages)
             if pipeline.stages[index].rank == state.rank
         }
-        self.executor = Executor(pipeline.order, state.rank, self.graphs, state.channels)
 
     def holders(self, places: list[int]) -> dict[str, tuple[int, ...]]:
         """The pipeline ranks that hold each parameter and buffer."""
@@ -120,17 +120,13 @@ class _State:
 
     def __init__(
         self,
-        skeleton: nn.Module,
-        plan: Plan,
+        recapture: Recapture,
         device_mesh: DeviceMesh,
-        loss: LossFunction,
-        again: frozenset[str],
-        sound: Callable[[Captured], None] | None,
         timeout_s: float,
     ) -> None:
+        plan = recapture.plan
         assert plan.pipeline is not None
-        self.skeleton, self.plan, self.pipeline, self.loss = skeleton, plan, plan.pipeline, loss
-        self.again, self.sound = again, sound
+        self.recapture, self.plan, self.pipeline = recapture, plan, plan.pipeline
         self.mesh = plan.mesh
         assert device_mesh.mesh_dim_names is not None
         across, *within = device_mesh.mesh_dim_names
@@ -150,6 +146,7 @@ class _State:
             device=self.device,
             timeout_s=timeout_s,
         )
+        self.executor = Executor(plan.pipeline.order, self.rank, self.channels)
         self.programs: dict[tuple, _Program] = {}
         self.holders: dict[str, tuple[int, ...]] = {}
         self.sharing: dict[tuple[int, ...], Any] = {}
@@ -159,6 +156,11 @@ class _State:
     def add(self, captured: Captured, training: bool) -> _Program:
         """Keep the program of a capture."""
         program = _Program(captured, self)
+        if self.holders and program.holders(self.places) != self.holders:
+            raise ReplayError(
+                "'microbatches' must leave each stage its parameters, got a batch of a size at which the model reads "
+                "them elsewhere; give one of another size"
+            )
         shapes = tuple((s.shape, s.dtype, s.requires_grad) for s in captured.sources.values() if s.kind == "input")
         self.programs[captured.input_tree.names, captured.input_tree.constants, shapes, training] = program
         return program
@@ -174,32 +176,47 @@ class _State:
         """See `PipelineParallel.step`."""
         args, kwargs = call_of(args, kwargs, next(iter(self.programs.values())).names)
         tensors, tree = flatten_call(args, kwargs)
-        parts = microbatches(tensors, tree, self.pipeline.microbatches)
-        shapes = tuple((tuple(t.shape), t.dtype, t.requires_grad) for t in parts[0])
-        key = (tree.names, tree.constants, shapes, model.training)
-        program = self.programs.get(key)
-        if program is None:
-            program = self._capture(tree.build(parts[0]), model.training)
-        seed = int(torch.randint(2**62, ()))
-        works = {stage: self._work(graphs, model, tree.names, parts) for stage, graphs in program.graphs.items()}
-        self.timeline = program.executor.run(works, seed)
-        self._keep(program, works, model)
-        self._keep_inputs(works, dict(zip(tree.names, tensors, strict=True)), splits(tensors))
-        return self._loss(program, works)
+        count = self.pipeline.microbatches
+        parts = microbatches(tensors, tree, count)
+        programs = [self._program(part, tree, model.training) for part in parts]
+        seed, shares = int(torch.randint(2**62, ())), weights(tensors, count)
+        works = {stage: self._work(stage, programs, model, tree.names, parts, shares) for stage in programs[0].graphs}
+        self.timeline = self.executor.run(works, seed)
+        self._keep(programs[0], works, model)
+        self._keep_inputs(works, tree.names, tensors, parts)
+        return self._loss(programs[0], works, shares)
 
-    def _work(self, graphs: StageGraphs, model: nn.Module, names: tuple[str, ...], parts: list) -> StageWork:
-        sources = graphs.stage.captured.sources.values()
+    def _program(self, part: Sequence[torch.Tensor], tree: Tree, training: bool) -> _Program:
+        """The program for inputs of one micro-batch, captured first where their shapes are new."""
+        shapes = tuple((tuple(t.shape), t.dtype, t.requires_grad) for t in part)
+        known = self.programs.get((tree.names, tree.constants, shapes, training))
+        if known is not None:
+            return known
+        args, kwargs = tree.build(part)
+        return self.recapture(args, kwargs, training, lambda captured: self.add(captured, training))
+
+    def _work(
+        self,
+        stage: int,
+        programs: Sequence[_Program],
+        model: nn.Module,
+        names: tuple[str, ...],
+        parts: Sequence[Sequence[torch.Tensor]],
+        shares: Sequence[float],
+    ) -> StageWork:
+        graphs = [program.graphs[stage] for program in programs]
+        sources = graphs[0].stage.captured.sources.values()
         held = {s.name: local_of(held_by(model, s.name)).detach() for s in sources if s.kind in ("parameter", "buffer")}
         held |= {s.name: held_by(model, s.name) for s in sources if s.kind == "constant"}
         given = [
             {
-                name: self._piece(tensor, graphs.layouts[name])
+                name: self._piece(tensor, one.layouts[name])
                 for name, tensor in zip(names, part, strict=True)
-                if name in graphs.layouts
+                if name in one.layouts
             }
-            for part in parts
+            for one, part in zip(graphs, parts, strict=True)
         ]
-        return StageWork(graphs, held, given, 1.0 / self.pipeline.microbatches)
+        return StageWork(graphs, held, given, shares)
 
     def _piece(self, tensor: torch.Tensor, layout: tuple[str, ...]) -> torch.Tensor:
         return piece(tensor.detach(), layout, self.mesh, self.coordinate).to(self.device)
@@ -216,68 +233,52 @@ class _State:
                 total = totals.get(name, torch.zeros_like(like)).contiguous()
                 dist.all_reduce(total, group=self.sharing[ranks])
                 totals[name] = total
-        layouts = {name: layout for work in works.values() for name, layout in work.graphs.layouts.items()}
+        layouts = {name: layout for work in works.values() for name, layout in work.graphs[0].layouts.items()}
         for name, gradient in totals.items():
             parameter = held_by(model, name)
-            placed = DTensor.from_local(
-                gradient,
-                self.device_mesh,
-                placements_of(layouts[name]),
-                run_check=False,
-                shape=parameter.shape,
-                stride=parameter.stride(),
-            )
+            placed = self._placed(gradient, layouts[name], parameter)
             parameter.grad = placed if parameter.grad is None else parameter.grad + placed
         with torch.no_grad():
             for work in works.values():
                 for name, value in work.changed().items():
                     local_of(held_by(model, name)).copy_(value)
 
-    def _keep_inputs(self, works: dict[int, StageWork], inputs: dict[str, torch.Tensor], cut: list[bool]) -> None:
+    def _keep_inputs(
+        self,
+        works: dict[int, StageWork],
+        names: tuple[str, ...],
+        tensors: Sequence[torch.Tensor],
+        parts: Sequence[Sequence[torch.Tensor]],
+    ) -> None:
         """Gradients of inputs, on every rank as the inputs are."""
-        for (name, tensor), split in zip(inputs.items(), cut, strict=True):
+        for at, (name, tensor, split) in enumerate(zip(names, tensors, splits(tensors), strict=True)):
             if not tensor.requires_grad:
                 continue
-            count = self.pipeline.microbatches
-            shape = (tensor.shape[0] // count, *tensor.shape[1:]) if split else tensor.shape
-            found = [torch.zeros(shape, dtype=tensor.dtype, device=self.device) for _ in range(count)]
+            found = [torch.zeros_like(part[at], device=self.device) for part in parts]
             for work in works.values():
                 for (other, microbatch), gradient in work.inputs.items():
                     if other == name:
-                        placements = placements_of(work.graphs.layouts[name])
-                        placed = DTensor.from_local(
-                            gradient,
-                            self.device_mesh,
-                            placements,
-                            run_check=False,
-                            shape=torch.Size(shape),
-                            stride=found[0].stride(),
-                        )
+                        like = found[microbatch]
+                        placed = self._placed(gradient, work.graphs[microbatch].layouts[name], like)
                         found[microbatch] += placed.full_tensor()
             whole = torch.cat(found) if split else torch.stack(found).sum(0)
             dist.all_reduce(whole, group=self.across)
             whole = whole.to(tensor.device)
             tensor.grad = whole if tensor.grad is None else tensor.grad + whole
 
-    def _loss(self, program: _Program, works: dict[int, StageWork]) -> torch.Tensor:
-        """The mean over the micro-batches, from the stage that makes it to all ranks."""
-        found = [value for work in works.values() for value in work.results.values()]
-        mean = torch.stack(found).mean() if found else torch.zeros((), dtype=program.loss.dtype, device=self.device)
+    def _placed(self, local: torch.Tensor, layout: Layout, like: torch.Tensor) -> DTensor:
+        return DTensor.from_local(
+            local, self.device_mesh, placements_of(layout), run_check=False, shape=like.shape, stride=like.stride()
+        )
+
+    def _loss(self, program: _Program, works: dict[int, StageWork], shares: Sequence[float]) -> torch.Tensor:
+        """The mean over the samples, from the stage that makes it to all ranks."""
+        mean = torch.zeros((), dtype=program.loss.dtype, device=self.device)
+        for work in works.values():
+            for (_, microbatch), value in work.results.items():
+                mean = mean + value * shares[microbatch]
         dist.all_reduce(mean, group=self.across)
         return mean
-
-    def _capture(self, call: tuple[tuple, dict[str, Any]], training: bool) -> _Program:
-        self.skeleton.train(training) if self.skeleton.training != training else None
-        mode = self.plan.options.recompute
-        try:
-            captured = capture(self.skeleton, *call, loss=self.loss, recompute=mode, again=self.again)
-            if self.sound is not None:
-                self.sound(captured)
-            return self.add(captured, training)
-        except (ReplayError, RequestError) as error:
-            raise ReplayError(
-                f"'inputs' must have shapes that the plan can split, got others than it was made for: {error}"
-            ) from error
 
 
 def parallelize_pipeline(
@@ -306,7 +307,8 @@ def parallelize_pipeline(
             f"'device_mesh' must have an axis '{AXIS}' of {plan.pipeline.ranks} and the plan's mesh {plan.mesh}, got "
             f"{'x'.join(map(str, shape))} with axes {device_mesh.mesh_dim_names}; leave it out, or plan again"
         )
-    state = _State(on_meta(model), plan, device_mesh, loss or loss_of, captured.again, sound, timeout_s)
+    again = Recapture(skeleton=on_meta(model), plan=plan, loss=loss or loss_of, again=captured.again, sound=sound)
+    state = _State(again, device_mesh, timeout_s)
     program = state.add(captured, model.training)
     state.join(program.holders(state.places))
     layouts = program.layouts()

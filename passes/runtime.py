@@ -18,17 +18,17 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
-from ..plans.errors import ReplayError, RequestError
+from ..plans.errors import ReplayError
 from ..plans.layouts import Layout
 from ..plans.meshes import Mesh
 from ..plans.plan import Plan
 from ..plans.sizes import check_sizes
 from . import _torch
-from .capture import capture
 from .graph import Captured
 from .local import localize
 from .lookup import PlanLookup
 from .placing import held_by, local_of, of_first_rank, on_meta, placed_on, placements_of, put, tensors_of
+from .recapture import Recapture
 from .simulate import piece
 from .split import Halves, split
 from .training_step import call_of, clip_by_norm, loss_of
@@ -180,15 +180,10 @@ class _State:
 
     def __init__(
         self,
-        skeleton: nn.Module,
-        plan: Plan,
+        recapture: Recapture,
         device_mesh: DeviceMesh,
-        loss: LossFunction | None,
-        again: frozenset[str],
-        sound: Callable[[Captured], None] | None,
     ) -> None:
-        self.skeleton, self.plan, self.device_mesh, self.loss = skeleton, plan, device_mesh, loss
-        self.again, self.sound = again, sound
+        self.recapture, self.plan, self.device_mesh = recapture, recapture.plan, device_mesh
         self.programs: dict[tuple, Program] = {}
 
     def add(self, captured: Captured, training: bool) -> Program:
@@ -210,7 +205,7 @@ class _State:
         program = self.programs.get(key)
         if program is None:
             check_sizes(self.plan, {n: tuple(t.shape) for n, t in zip(tree.names, tensors, strict=True)})
-            program = self._capture(args, kwargs, model.training)
+            program = self.recapture(args, kwargs, model.training, lambda c: self.add(c, model.training))
         held = [local_of(held_by(model, s.name)) for s in program.sources if s.kind != "input"]
         layouts = [layout for s, layout in zip(program.sources, program.layouts, strict=True) if s.kind == "input"]
         given = [program.local(t, layout, self.device_mesh) for t, layout in zip(tensors, layouts, strict=True)]
@@ -222,19 +217,6 @@ class _State:
                 target = tensors[tree.names.index(name)] if name in tree.names else local_of(held_by(model, name))
                 target.copy_(value)
         return program.outputs.build([outputs.get(index) for index in range(program.count)])
-
-    def _capture(self, args: tuple, kwargs: dict[str, Any], training: bool) -> Program:
-        self.skeleton.train(training) if self.skeleton.training != training else None
-        mode, loss = self.plan.options.recompute, self.loss
-        try:
-            captured = capture(self.skeleton, args, kwargs, loss=loss, recompute=mode, again=self.again)
-            if self.sound is not None:
-                self.sound(captured)
-            return self.add(captured, training)
-        except (ReplayError, RequestError) as error:
-            raise ReplayError(
-                f"'inputs' must have shapes that the plan can split, got others than it was made for: {error}"
-            ) from error
 
 
 def parallelize(
@@ -254,7 +236,8 @@ def parallelize(
     captured when they first come; `sound` raises when the plan's layouts do not hold for that capture.
     """
     _fits_mesh(plan, device_mesh)
-    state = _State(on_meta(model), plan, device_mesh, loss, captured.again, sound)
+    again = Recapture(skeleton=on_meta(model), plan=plan, loss=loss, again=captured.again, sound=sound)
+    state = _State(again, device_mesh)
     program = state.add(captured, model.training)
     placed = {s.name: layout for s, layout in zip(program.sources, program.layouts, strict=True)}
     pieces: dict[int, Any] = {}

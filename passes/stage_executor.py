@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -21,6 +22,7 @@ from . import _torch
 from .channels import Channels, Receiving
 from .split import module_of
 from .stage_work import StageGraphs, StageWork, drawing
+from .weights import keeping
 
 __all__ = ["Executor"]
 
@@ -28,20 +30,13 @@ __all__ = ["Executor"]
 class Executor:
     """Runs the stages of pipeline rank `rank` by `schedule`, whose other rows are run by others.
 
-    `graphs` are this rank's own stages, by number. Raises StepError, which names rank and action, when anything fails.
-    """
+    Raises StepError, which names rank and action, when anything fails."""
 
-    def __init__(self, schedule: Schedule, rank: int, graphs: Mapping[int, StageGraphs], channels: Channels) -> None:
+    def __init__(self, schedule: Schedule, rank: int, channels: Channels) -> None:
         progress(schedule)
         self.placement, self.rank, self.channels = schedule.placement, rank, channels
-        self.graphs = graphs
-        kept = {stage for stage, one in graphs.items() if one.program.once}
-        self.row = tuple(_early(_once(schedule.with_communication().actions[rank], schedule, kept)))
-        self._run: dict[tuple[int, str], Callable[[list[Any]], tuple]] = {
-            (stage, kind): _torch.boxed(module_of(one.program, graph))
-            for stage, one in graphs.items()
-            for kind, graph in one.graphs.items()
-        }
+        self._schedule, self._row = schedule, schedule.with_communication().actions[rank]
+        self._run: dict[tuple[StageGraphs, str], Callable[[list[Any]], tuple]] = {}
 
     def run(self, works: Mapping[int, StageWork], seed: int) -> list[TimedAction]:
         """Do one step; when each compute action began and ended, in seconds since the epoch."""
@@ -49,7 +44,8 @@ class Executor:
         clock = _Clock(self.channels.device)
         action: Action | None = None
         try:
-            for action in self.row:
+            kept = {stage for stage, work in works.items() if work.program.once}
+            for action in tuple(_early(_once(self._row, self._schedule, kept))):
                 self._do(action, works, moving, clock, seed)
             action = None
             self.channels.finish()
@@ -73,7 +69,7 @@ class Executor:
     ) -> None:
         stage, kind = action.stage, action.kind
         if kind.startswith("RECV"):
-            graphs = self.graphs[stage]
+            graphs = works[stage].at(action)
             forward = kind == "RECV_F"
             expected = graphs.receives if forward else graphs.receives_gradient
             other = self.placement[stage - 1 if forward else stage + 1]
@@ -86,6 +82,17 @@ class Executor:
         else:
             self._compute(action, works[stage], moving, clock, seed)
 
+    def _runs(self, work: StageWork, action: Action) -> Callable[[list[Any]], tuple]:
+        """The graph of an action, to be called with a list, which it empties. Gradients of parameters are added up as
+        they are made: all of a stage, beside all that were added up before, need not be there at once."""
+        graphs, kind = work.at(action), action.kind
+        if (graphs, kind) not in self._run:
+            graph, passed = graphs.graphs[kind], set(graphs.stage.sends_gradient)
+            if kind in ("B", "W"):
+                graph = keeping(graph, [None if n in passed else n for n in work.given_by(action)])
+            self._run[graphs, kind] = _torch.boxed(module_of(graphs.program, graph))
+        return self._run[graphs, kind]
+
     def _compute(
         self,
         action: Action,
@@ -97,11 +104,14 @@ class Executor:
         found = moving.pop(_key(action), []) if action.kind in ("F", "B", "I") else []
         received = found.wait() if isinstance(found, Receiving) else found
         clock.begin()
-        given = work.give(action, received)
+        given: list[Any] = work.give(action, received)
         received.clear()
-        with torch.no_grad(), drawing(self.graphs[action.stage], action, seed):
-            results = self._run[action.stage, action.kind](given)
-        made = work.take(action, results)
+        kept = action.kind in ("B", "W")
+        if kept:
+            given.append(partial(work.add, action))
+        with torch.no_grad(), drawing(work.at(action), action, seed):
+            results = self._runs(work, action)(given)
+        made = work.take(action, results, kept=kept)
         clock.end(action)
         if action.kind in ("F", "B", "I"):
             to = Action(action.stage + (1 if action.kind == "F" else -1), action.kind, action.microbatch)

@@ -32,9 +32,9 @@ def run_pipeline(schedule: Schedule, works: Sequence[Sequence[StageWork]], mesh:
         none: list[list[torch.Tensor]] = [[] for _ in ranks]
         received = none if action.kind in ("W", "UNSHARD", "REDUCE_GRAD") else moving.pop(_to(action, kind, 0), none)
         inputs = [work.give(action, given) for work, given in zip(ranks, received, strict=True)]
-        graphs = [work.graphs.graphs[action.kind] for work in ranks]
-        with torch.no_grad(), drawing(ranks[0].graphs, action, seed):
-            results = run_ranks(graphs, inputs, mesh, ranks[0].program.constants)
+        graphs = [work.at(action).graphs[action.kind] for work in ranks]
+        with torch.no_grad(), drawing(ranks[0].at(action), action, seed):
+            results = run_ranks(graphs, inputs, mesh, ranks[0].at(action).program.constants)
         sent = [work.take(action, result) for work, result in zip(ranks, results, strict=True)]
         if action.kind in "FBI":
             moving[_to(action, kind, 1 if kind == "F" else -1)] = sent

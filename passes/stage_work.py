@@ -41,7 +41,7 @@ class Expected:
     dtype: torch.dtype
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class StageGraphs:
     """One stage as one rank runs it.
 
@@ -141,20 +141,23 @@ class _Expectations:
 class StageWork:
     """One training step of one stage: its activations by micro-batch, its gradients as they add up.
 
+    graphs    by micro-batch: those of another size have others
     held      this rank's pieces of the parameters, buffers and constants, by name
     batches   this rank's pieces of the inputs, by micro-batch and name
-    scale     what the tangent of the loss is: 1 / the number of micro-batches, so that gradients are those of the mean
+    weights   what the tangent of each micro-batch's loss is: what it counts for in the mean, so that gradients are
+              those of the mean
     """
 
     def __init__(
         self,
-        graphs: StageGraphs,
+        graphs: Sequence[StageGraphs],
         held: Mapping[str, torch.Tensor],
         batches: Sequence[Mapping[str, torch.Tensor]],
-        scale: float,
+        weights: Sequence[float],
     ) -> None:
-        self.graphs, self.batches, self.scale = graphs, batches, scale
-        self.program, self.stage = graphs.program, graphs.stage
+        self.graphs, self.batches, self.weights = graphs, batches, weights
+        # Parameters, what becomes of their gradients, and what crosses to other stages are the same in all.
+        self.program, self.stage = graphs[0].program, graphs[0].stage
         self.held = dict(held)
         self.results: dict[tuple[int, int], torch.Tensor] = {}
         self.gradients: dict[str, torch.Tensor] = {}
@@ -163,26 +166,31 @@ class StageWork:
         self._between: dict[int, list[torch.Tensor]] = {}
         self._owned: set[str] = set()
 
+    def at(self, action: Action) -> StageGraphs:
+        """The graphs of the action's micro-batch."""
+        return self.graphs[action.microbatch or 0]
+
     def give(self, action: Action, received: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """The inputs of the action's graph; `received` is what the neighbouring stage made for it."""
         if action.kind == "UNSHARD":
             return [self.held[name.removesuffix(KEEP)] for name in self.program.once]
         if action.kind == "REDUCE_GRAD":
-            return [self.gradients[name] for name in self.program.late]
+            return [self.gradients.pop(name) for name in self.program.late]
         assert action.microbatch is not None
         if action.kind == "F":
             given = {**self.held, **self.batches[action.microbatch]}
             given |= dict(zip(self.stage.receives, received, strict=True))
-            return [given[name] for name in self.program.sources]
+            return [given[name] for name in self.at(action).program.sources]
         if action.kind == "W":
             return self._between.pop(action.microbatch)
         given = [*self._saved.pop(action.microbatch), *self._tangents(action.microbatch, received)]
         if action.kind == "I":
-            self._between[action.microbatch] = [given[at] for at in self.graphs.taken]
+            self._between[action.microbatch] = [given[at] for at in self.at(action).taken]
         return given
 
-    def take(self, action: Action, results: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        """Keep what the graph gave; what goes on to the neighbouring stage."""
+    def take(self, action: Action, results: Sequence[torch.Tensor], *, kept: bool = False) -> list[torch.Tensor]:
+        """Keep what the graph gave; what goes on to the neighbouring stage. Where gradients were `kept` while the graph
+        ran (see `passes.weights.keeping`), they are not among the results."""
         if action.kind == "UNSHARD":
             self.held |= dict(zip(self.program.once, results, strict=True))
             return []
@@ -191,23 +199,30 @@ class StageWork:
             return []
         assert action.microbatch is not None
         if action.kind == "F":
-            return self._forward(action.microbatch, results)
+            return self._forward(action, results)
         passed = set(self.stage.sends_gradient)
-        names = [n for n in self.program.gradients if action.kind == "B" or (n in passed) == (action.kind == "I")]
+        names = self.given_by(action)
+        names = [n for n in names if n in passed] if kept else names
         found = dict(zip(names, results, strict=False))
         if action.kind == "I":
             self._between[action.microbatch] += results[len(names) :]
         for name in names:
             if name not in passed:
-                self._add(name, action.microbatch, found[name])
+                self.add(action, name, found[name])
         return [found[name] for name in self.stage.sends_gradient] if action.kind != "W" else []
+
+    def given_by(self, action: Action) -> list[str]:
+        """The gradients that the graph of a B, I or W gives, in its order."""
+        passed, kind = set(self.stage.sends_gradient), action.kind
+        return [n for n in self.at(action).program.gradients if kind == "B" or (n in passed) == (kind == "I")]
 
     def changed(self) -> dict[str, torch.Tensor]:
         """Buffers after the step that the forward changes."""
         return {name: self.held[name] for name in self.program.mutations if name in self.held}
 
-    def _forward(self, microbatch: int, results: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        program, stage = self.program, self.stage
+    def _forward(self, action: Action, results: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        program, stage, microbatch = self.at(action).program, self.at(action).stage, action.microbatch
+        assert microbatch is not None
         outputs = dict(zip(program.outputs, results, strict=False))
         count = len(outputs) + len(program.mutations)
         for name, value in zip(program.mutations, results[len(outputs) : count], strict=True):
@@ -218,19 +233,22 @@ class StageWork:
         return [outputs[at] for at in range(len(stage.sends))]
 
     def _tangents(self, microbatch: int, received: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        given = dict(zip(self.stage.receives_gradient, received, strict=True))
-        own = {at: model for model, at in self.stage.results.items()}
+        stage = self.graphs[microbatch].stage
+        given = dict(zip(stage.receives_gradient, received, strict=True))
+        own = {at: model for model, at in stage.results.items()}
         found = []
-        for index, node in self.stage.captured.tangents.items():
+        for index, node in stage.captured.tangents.items():
             if index in own:
-                found.append(torch.full_like(self.results[own[index], microbatch], self.scale))
+                found.append(torch.full_like(self.results[own[index], microbatch], self.weights[microbatch]))
             else:
-                found.append(given[self.stage.captured.names[node]])
+                found.append(given[stage.captured.names[node]])
         return found
 
-    def _add(self, name: str, microbatch: int, gradient: torch.Tensor) -> None:
-        if self.graphs.stage.captured.sources[self._node(name)].kind == "input":
-            self.inputs[name, microbatch] = gradient
+    def add(self, action: Action, name: str, gradient: torch.Tensor) -> None:
+        """Add a gradient to those of the micro-batches before; that of an input is kept by itself."""
+        if self.stage.captured.sources[self._node(name)].kind == "input":
+            assert action.microbatch is not None
+            self.inputs[name, action.microbatch] = gradient
         elif name not in self.gradients:
             self.gradients[name] = gradient
         elif name in self._owned:

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import dataclasses
 import operator
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
+import torch
 from torch import fx
 
 from .local import PASSED
 from .split import copied
 
-__all__ = ["TwoSteps", "in_two_steps"]
+__all__ = ["TwoSteps", "in_two_steps", "keeping"]
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,3 +49,37 @@ def in_two_steps(backward: fx.Graph, gradients: Collection[str], passed: Collect
         then=copied([*constants, *late], [*taken, *kept], tuple(rest)),
         taken=tuple(inputs.index(n) for n in taken),
     )
+
+
+def keeping(graph: fx.Graph, names: Sequence[str | None]) -> fx.Graph:
+    """`graph` with one more input, a function of a name and a tensor. Results that have a name are handed to it as soon
+    as they are made, and given no more."""
+    made = fx.Graph()
+    known: dict[fx.Node, fx.Node] = {}
+    inputs = [n for n in graph.nodes if n.op == "placeholder"]
+    for node in inputs:
+        known[node] = made.node_copy(node, lambda n: known[n])
+    keep = made.placeholder("keep")
+    ends: Any = next(n for n in reversed(graph.nodes) if n.op == "output").args[0]
+    due: dict[fx.Node, list[str]] = {}
+    for name, node in zip(names, ends, strict=False):
+        if name is not None:
+            due.setdefault(node, []).append(name)
+    for node in inputs:
+        _hand(made, keep, known[node], due.get(node, ()))
+    for node in graph.nodes:
+        if node.op not in ("placeholder", "output"):
+            known[node] = made.node_copy(node, lambda n: known[n])
+            _hand(made, keep, known[node], due.get(node, ()))
+    rest = [node for at, node in enumerate(ends) if at >= len(names) or names[at] is None]
+    made.output(tuple(known[node] for node in rest))
+    return made
+
+
+def _hand(graph: fx.Graph, keep: fx.Node, node: fx.Node, names: Sequence[str]) -> None:
+    for name in names:
+        graph.call_function(_kept, (keep, name, node))
+
+
+def _kept(keep: Callable[[str, torch.Tensor], None], name: str, gradient: torch.Tensor) -> None:
+    keep(name, gradient)

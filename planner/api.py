@@ -172,7 +172,7 @@ def plan(
     cache                 a folder of solved plans: the same problem is not solved twice (see planner/cache.py)
     calibration           what `meshwright calibrate` measured on the cluster's device, or the file of it
     pipeline              how many pipeline ranks, or auto; `mesh` is then that of one rank
-    microbatches          equal parts along dim 0 that the batch is run in, or auto, as with a pipeline
+    microbatches          parts along dim 0 that the batch is run in, as even as can be, or auto, as with a pipeline
     schedule              auto, or a published one: 1f1b, interleaved:2, zb-h1, ... (see docs/how-to-run-a-pipeline.md)
 
     Raises RequestError (a CaptureError when the model cannot be captured as it is) or Infeasible.

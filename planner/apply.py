@@ -71,6 +71,8 @@ def apply(
     A plan with a pipeline is for micro-batches: `args` and `kwargs` are the whole batch, and the model is trained by
     `model.step(batch)`, in which no rank waits for another longer than `timeout_s`.
     """
+    if plan.pipeline is not None:
+        plan.pipeline.check()
     mesh = device_mesh or device_mesh_for(plan.mesh, plan.pipeline)
     if adapt:
         from .adapt import adapt as carried_over

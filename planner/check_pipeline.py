@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from ..passes.graph import Captured
-from ..passes.microbatches import microbatches
+from ..passes.microbatches import microbatches, sizes_of, weights
 from ..passes.simulate import assemble, piece
 from ..passes.stage_simulate import run_pipeline
 from ..passes.stage_work import StageWork, stage_graphs
@@ -29,29 +29,36 @@ def simulate_pipeline(
     captured: Captured,
     plan: Plan,
     *,
+    smaller: Captured | None = None,
     steps: int = 3,
     seed: int = 0,
 ) -> Record:
     """What `planner.check.train` records of AdamW steps, from the simulated ranks of `plan`, which has a pipeline.
 
-    `captured` is the model on one micro-batch, with its loss; `args` and `kwargs` are the whole batch.
+    `captured` is the model on the first micro-batch, with its loss, `smaller` the same on the last where that has fewer
+    samples; `args` and `kwargs` are the whole batch.
     """
-    return _Simulation(model, args, kwargs, captured, plan).train(steps, seed)
+    return _Simulation(model, args, kwargs, [captured, *([smaller] if smaller else [])], plan).train(steps, seed)
 
 
 class _Simulation:
     """All stages on all ranks. A parameter that several pipeline ranks hold is there once for each, as it would be."""
 
     def __init__(
-        self, model: nn.Module, args: Sequence[Any], kwargs: dict[str, Any], captured: Captured, plan: Plan
+        self, model: nn.Module, args: Sequence[Any], kwargs: dict[str, Any], by_size: Sequence[Captured], plan: Plan
     ) -> None:
         assert plan.pipeline is not None
         self.model, self.plan, self.mesh, self.pipeline = model, plan, plan.mesh, plan.pipeline
-        self.stages = cut_stages(captured, [stage.first for stage in plan.pipeline.stages])
+        cuts = [cut_stages(captured, [stage.first for stage in plan.pipeline.stages]) for captured in by_size]
+        self.stages, captured = cuts[0], by_size[0]
         groups = [f"axis:{axis}" for axis in range(self.mesh.ndim)]
-        self.graphs = [[stage_graphs(s, plan, c, groups) for c in self.mesh.coordinates()] for s in self.stages]
+        # By size of micro-batch, stage and rank of the mesh.
+        self.graphs = [
+            [[stage_graphs(s, plan, c, groups) for c in self.mesh.coordinates()] for s in stages] for stages in cuts
+        ]
         self.tensors, self.tree = flatten_call(args, kwargs)
         self.parts = microbatches(self.tensors, self.tree, plan.pipeline.microbatches)
+        self.weights = weights(self.tensors, plan.pipeline.microbatches)
         self.sources = {s.name: s for s in captured.sources.values()}
         self.places = [stage.rank for stage in plan.pipeline.stages]
         # By pipeline rank, rank of the mesh and name.
@@ -59,7 +66,7 @@ class _Simulation:
             [{} for _ in self.mesh.coordinates()] for _ in range(plan.pipeline.ranks)
         ]
         self.layouts: dict[str, Any] = {}
-        for stage, graphs in enumerate(self.graphs):
+        for stage, graphs in enumerate(self.graphs[0]):
             self._hold(stage, graphs)
 
     def _hold(self, stage: int, graphs: list) -> None:
@@ -100,11 +107,11 @@ class _Simulation:
 
     def _step(self, record: Record, step: int) -> list[list[dict[str, torch.Tensor]]]:
         """Every rank's gradients by name, those of shared parameters summed over their stages."""
-        scale = 1.0 / self.pipeline.microbatches
         works: list[list[StageWork]] = []
-        for stage, graphs in enumerate(self.graphs):
-            ranks = zip(graphs, self.held[self.places[stage]], self.mesh.coordinates(), strict=True)
-            works.append([StageWork(one, held, self._batches(one, c), scale) for one, held, c in ranks])
+        for stage in range(len(self.stages)):
+            by_size = zip(*(graphs[stage] for graphs in self.graphs), strict=True)
+            ranks = zip(by_size, self.held[self.places[stage]], self.mesh.coordinates(), strict=True)
+            works.append([self._work(graphs, held, coordinate) for graphs, held, coordinate in ranks])
         run_pipeline(self.pipeline.order, works, self.mesh)
         totals: list[dict[str, torch.Tensor]] = []
         for rank in range(self.mesh.size):
@@ -123,21 +130,24 @@ class _Simulation:
         self._record(record, step, works, gradients)
         return gradients
 
-    def _batches(self, graphs: Any, coordinate: tuple[int, ...]) -> list[dict[str, torch.Tensor]]:
-        wanted = [n for n in graphs.program.sources if n in self.tree.names]
-        return [
+    def _work(self, by_size: tuple, held: dict[str, torch.Tensor], coordinate: tuple[int, ...]) -> StageWork:
+        """One stage on one rank; `by_size` are its graphs for micro-batches of the first size, and of the last."""
+        largest = max(sizes := sizes_of(self.tensors, self.pipeline.microbatches))
+        graphs = [by_size[0] if size == largest else by_size[-1] for size in sizes]
+        batches = [
             {
-                n: piece(t.detach(), graphs.layouts[n], self.mesh, coordinate)
+                n: piece(t.detach(), one.layouts[n], self.mesh, coordinate)
                 for n, t in zip(self.tree.names, part, strict=True)
-                if n in wanted
+                if n in one.program.sources
             }
-            for part in self.parts
+            for one, part in zip(graphs, self.parts, strict=True)
         ]
+        return StageWork(graphs, held, batches, self.weights)
 
     def _record(self, record: Record, step: int, works: list[list[StageWork]], gradients: list) -> None:
         losses = [work.results for ranks in works for work in ranks[:1] if work.results]
-        values = torch.stack([losses[0][0, index] for index in range(self.pipeline.microbatches)])
-        record.put("loss", f"step {step}", values.mean().reshape(1))
+        parts = [losses[0][0, index] * weight for index, weight in enumerate(self.weights)]
+        record.put("loss", f"step {step}", torch.stack(parts).sum().reshape(1))
         for name, source in self.sources.items():
             if source.kind == "parameter" and source.requires_grad:
                 record.put("gradient", f"{name} step {step}", self._whole(name, gradients, f"gradient of {name}"))

@@ -28,6 +28,7 @@ from .api import Draft
 from .folding import Blocks
 from .pipelined import Degrees, Joined, joined_draft, polished, solve_joined
 from .solver import Progress
+from .zoo import named_schedule
 
 __all__ = ["choose_degrees", "degrees_to_try"]
 
@@ -65,6 +66,7 @@ def choose_degrees(
     grid = Mesh.parse(mesh) if isinstance(mesh, str) else mesh
     batch = _batch(args, kwargs)
     tries = list(degrees_to_try(where, batch, pipeline=pipeline, mesh=grid, microbatches=microbatches))
+    tries = _runnable(tries, schedule)
     search = _Search(model, args, kwargs, where, recompute, schedule, gap, solver, request)
     began = time.perf_counter()
     for index, degrees in enumerate(tries):
@@ -87,6 +89,22 @@ def choose_degrees(
     return replace(best, bound_s=min(best.bound_s, search.least_bound_s)).plan()
 
 
+def _runnable(tries: Sequence[Degrees], schedule: str) -> list[Degrees]:
+    """Those that `schedule` can run; RequestError, that of the first, where there are none."""
+    if schedule == "auto":
+        return list(tries)
+    found, failed = [], None
+    for degrees in tries:
+        try:
+            named_schedule(schedule, degrees.pipeline, degrees.microbatches)
+            found.append(degrees)
+        except RequestError as error:
+            failed = failed or error
+    if failed is not None and not found:
+        raise failed
+    return found
+
+
 def degrees_to_try(
     cluster: Cluster,
     batch: int,
@@ -95,7 +113,8 @@ def degrees_to_try(
     mesh: Mesh | None,
     microbatches: int | Literal["auto"],
 ) -> Iterator[Degrees]:
-    """All degrees that use the whole cluster and cut the batch evenly. RequestError when there are none."""
+    """All degrees that use the whole cluster, and cut the batch evenly where `microbatches` is open. RequestError when
+    there are none."""
     size, found = cluster.size, 0
     ranks = [pipeline] if pipeline != "auto" else [p for p in range(1, min(size, _MOST_RANKS) + 1) if size % p == 0]
     if ranks[0] < 1 or size % ranks[0]:
@@ -117,9 +136,8 @@ def degrees_to_try(
             f"pipeline of {pipeline}; leave the mesh out or change one of them"
         )
     if not found:
-        fitting = [n for n in range(1, batch + 1) if batch % n == 0]
         raise RequestError(
-            f"'microbatches' must divide the batch of {batch}, got {microbatches}; use one of {fitting[:12]}"
+            f"'microbatches' must be from 1 to the batch of {batch}, got {microbatches}; use a number of them"
         )
 
 
@@ -136,7 +154,7 @@ def _meshes(cluster: Cluster, devices: int) -> Iterator[Mesh]:
 
 def _counts(batch: int, ranks: int, microbatches: int | Literal["auto"]) -> Iterator[int]:
     if microbatches != "auto":
-        if microbatches >= 1 and batch % microbatches == 0:
+        if 1 <= microbatches <= batch:
             yield microbatches
         return
     wanted = (1, *_PER_RANK[:4]) if ranks == 1 else tuple(ranks * each for each in _PER_RANK)
@@ -173,24 +191,33 @@ class _Search:
     captures: dict[tuple[int, Recompute], tuple[Captured, Blocks]] = field(default_factory=dict)
 
     def try_one(self, degrees: Degrees, seconds: float) -> None:
-        """Plan these degrees, first with little recomputation, and keep the plan if it is the fastest."""
+        """Plan these degrees, with more recomputation and sooner reduced gradients too where memory binds, as long as
+        there is time, and keep the fastest plan."""
         modes: Sequence[Recompute] = ("pointwise", "block") if self.recompute == "auto" else (self.recompute,)
         reductions = self._reductions(degrees)
+        began, fits = time.perf_counter(), False
         for mode, reduce in itertools.product(modes, reductions):
+            left = seconds - (time.perf_counter() - began)
+            if fits and left <= 0:
+                return
             try:
+                prepared = self._draft(degrees, mode, reduce)
+                left = max(_LEAST_S, seconds - (time.perf_counter() - began))
                 found = solve_joined(
-                    self._draft(degrees, mode, reduce), degrees,
-                    schedule=self.schedule, time_limit_s=seconds, gap=self.gap, solver=self.solver,
+                    prepared, degrees, schedule=self.schedule, time_limit_s=left, gap=self.gap, solver=self.solver,
                     better_than_s=None if self.best is None else self.best.step_s,
                 )  # fmt: skip
             except Infeasible as error:
                 self.failed = error
                 continue
-            if found is not None:
-                self.least_bound_s = min(self.least_bound_s, found.bound_s)
-                if self.best is None or found.step_s < self.best.step_s:
-                    self.best = found
-            return
+            fits = True
+            if found is None:
+                continue
+            self.least_bound_s = min(self.least_bound_s, found.bound_s)
+            if self.best is None or found.step_s < self.best.step_s:
+                self.best = found
+            if not found.binds:
+                return
 
     def _reductions(self, degrees: Degrees) -> Sequence[Reduce]:
         """When gradients may be reduced: once in a step, or where a recipe or memory asks for it in each part."""

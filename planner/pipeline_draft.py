@@ -101,6 +101,7 @@ def pipeline_draft(
     blocks in which the plan's stages begin: then its pipeline is not held."""
     pipeline = plan.pipeline
     assert pipeline is not None
+    pipeline.check()
     request["loss"] = request.get("loss") or default_loss
     degrees = Degrees(pipeline=pipeline.ranks, mesh=plan.mesh, microbatches=pipeline.microbatches)
     del request["mesh"]

@@ -57,13 +57,15 @@ class Degrees:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Joined:
-    """A sharding and the pipeline of its units; `bound_s` is a step time that no plan of these degrees beats."""
+    """A sharding and the pipeline of its units; `bound_s` is a step time that no plan of these degrees beats. Where
+    memory never `binds`, plans that only save memory are no faster."""
 
     degrees: Degrees
     prepared: Draft
     solution: Solution
     staged: Staged
     bound_s: float
+    binds: bool = True
 
     @property
     def step_s(self) -> float:
@@ -138,7 +140,10 @@ def solve_joined(
             search = Clock(limit_s=min(_DRAFT_S, max(0.5, 0.1 * clock.left_s)))
             staged = stage_units(units, ranks, count, send_s=send_s, limit=limit, schedule=schedule, clock=search)
         if staged.peak_bytes <= limit:
-            return Joined(degrees=degrees, prepared=prepared, solution=solution, staged=staged, bound_s=bound)
+            binds = round_ > 0 or any(price > 0 for price in solution.prices.values())
+            return Joined(
+                degrees=degrees, prepared=prepared, solution=solution, staged=staged, bound_s=bound, binds=binds
+            )
         over = staged.peak_bytes - limit
         failed = Infeasible(f"the fullest device takes {over} bytes too much")
         too_much = min(too_much, room)

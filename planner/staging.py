@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Literal
 
@@ -11,15 +11,18 @@ import numpy as np
 
 from ..cost_models.pipeline import Simulation, planned_costs, simulate
 from ..plans import Infeasible, RequestError, Schedule
+from ..plans.actions import Action
 from ..plans.pipelines import Pipeline, StageCost
 from .pipeline import Clock, LayerProfile, tune_profile
 from .units import Unit
 from .zoo import chunks_of, named_schedule
 
-__all__ = ["PUBLISHED", "Staged", "balanced_cuts", "published_stages", "restaged", "stage_units"]
+__all__ = ["PUBLISHED", "Staged", "balanced_cuts", "fused", "published_stages", "restaged", "stage_units"]
 
 # Searches work in microseconds: their tolerances are absolute.
 _SCALE = 1e6
+# Steps that differ by less are equally long.
+_EVEN = 1e-12
 # How often the memory given to the search is corrected by what its result takes.
 _TRIES = 4
 PUBLISHED = ("1f1b", "interleaved:2", "interleaved:4", "zb-h1", "zb-h2", "zb-v", "v-half", "v-min")
@@ -83,10 +86,47 @@ def stage_units(
         searched, bound = _searched(units, ranks, microbatches, send_s, limit, clock)
         found += searched
     best = min(found, key=lambda one: (max(0, one.peak_bytes - limit), one.step_s))
+    best = _fused(best, send_s) if schedule == "auto" else best
     return Staged(
         units=best.units, cuts=best.cuts, schedule=best.schedule, costs=best.costs, simulation=best.simulation,
         peaks=best.peaks, bound_s=bound,
     )  # fmt: skip
+
+
+def _fused(staged: Staged, send_s: Callable[[float], float]) -> Staged:
+    """The same with B in the place of I and W where that makes no step longer and no device fuller: of all
+    micro-batches of a stage, or of those whose W comes right after I. That is one graph instead of two, with nothing
+    kept between them."""
+    best = staged
+    for stage in range(staged.schedule.stages):
+        for apart in (True, False):
+            schedule = fused(best.schedule, stage, apart=apart)
+            if schedule == best.schedule:
+                continue
+            other = _staged(staged.units, staged.cuts, schedule, send_s)
+            if other.step_s <= best.step_s * (1 + _EVEN) and other.peak_bytes <= best.peak_bytes:
+                best = other
+                break
+    return best
+
+
+def fused(schedule: Schedule, stage: int, *, apart: bool) -> Schedule:
+    """`schedule` with I and W of `stage` as one B in the place of I: of all micro-batches (`apart`), or of those whose
+    W comes right after."""
+    rank = schedule.placement[stage]
+    row = list(schedule.actions[rank])
+    made: list[Action] = []
+    done: set[int | None] = set()
+    for at, action in enumerate(row):
+        whole = Action(stage, "B", action.microbatch)
+        after = row[at + 1] if at + 1 < len(row) else None
+        if action.stage == stage and action.kind == "I" and (apart or after == replace(action, kind="W")):
+            made.append(whole)
+            done.add(action.microbatch)
+        elif not (action.stage == stage and action.kind == "W" and action.microbatch in done):
+            made.append(action)
+    rows = tuple(tuple(made) if index == rank else other for index, other in enumerate(schedule.actions))
+    return replace(schedule, actions=rows)
 
 
 def restaged(units: Sequence[Unit], pipeline: Pipeline, send_s: Callable[[float], float]) -> Staged:
@@ -215,12 +255,12 @@ def _cost(piece: Sequence[Unit], send_s: Callable[[float], float], *, last: bool
 
 def _most_passing(piece: Sequence[Unit]) -> int:
     """Bytes beside what the stage holds and saves: in the forward what a unit passes; in the backward, from the last
-    unit to the first, that and the gradients made so far, less what the units done had saved."""
-    most, made = max(max(0, u.forward_bytes - u.saved_bytes) for u in piece), 0
+    unit to the first, that and a gradient that is not added up yet, less what the units done had saved."""
+    most, freed = max(max(0, u.forward_bytes - u.saved_bytes) for u in piece), 0
     for unit in reversed(piece):
-        most = max(most, made + unit.backward_bytes - unit.saved_bytes + unit.fresh_bytes)
-        made += unit.fresh_bytes - unit.saved_bytes
-    return max(0, most, made)
+        most = max(most, unit.backward_bytes - unit.saved_bytes + unit.fresh_bytes - freed)
+        freed += unit.saved_bytes
+    return most
 
 
 def balanced_cuts(costs: Sequence[float], stages: int) -> tuple[int, ...]:

@@ -46,7 +46,8 @@ class Unit:
     saved_bytes     what it keeps from its F to its W (or B), its received inputs included
     forward_bytes, backward_bytes    the most beside parameters, gradients and optimizer within F and within B
     sent_bytes      what it hands to the next unit
-    fresh_bytes     gradients that its B makes beside those added up before; 0 where there is one micro-batch
+    fresh_bytes     the largest gradient of a parameter that its B makes beside those added up before, to which each is
+                    added as it is made; 0 where there is one micro-batch
     parameters_bytes, gradients_bytes, optimizer_bytes    held throughout
     step_bytes      what the optimizer makes for a moment
     step_s          reducing gradients and updating, once in a step
@@ -228,7 +229,7 @@ def _with_memory(
     stage: StageProgram,
     walked: Footprint,
     optimizer: Optimizer,
-    unreduced: int | None,
+    unreduced: list[int] | None,
     *,
     cpu: bool,
     accumulates: bool,
@@ -239,24 +240,24 @@ def _with_memory(
     whole = sum(trained)
     after = int(walked.forward[-1].after.sum()) if walked.forward else held + received
     saved = max(0, after - held - unit.sent_bytes)
-    added = whole if unreduced is None else unreduced
+    added = trained if unreduced is None else unreduced
     backward = [m.peak.sum() - m.peak[_GRADIENTS] for m in walked.backward]
     return replace(
         unit,
         saved_bytes=saved,
         forward_bytes=int(max((m.peak.sum() for m in walked.forward), default=held)) - held,
         backward_bytes=int(max(backward, default=held)) - held,
-        fresh_bytes=added if accumulates else 0,
+        fresh_bytes=max(added, default=0) if accumulates else 0,
         parameters_bytes=held,
-        gradients_bytes=added,
+        gradients_bytes=sum(added),
         optimizer_bytes=optimizer.states * whole,
         step_bytes=optimizer.each * max(trained, default=0) if cpu else optimizer.together * whole,
     )
 
 
-def _added_up(stage: StageProgram, find: Lookup, mesh: Mesh) -> int:
-    """Bytes of the gradients of the first rank's parameters before they are reduced."""
-    total = 0
+def _added_up(stage: StageProgram, find: Lookup, mesh: Mesh) -> list[int]:
+    """Bytes of each gradient of the first rank's parameters before they are reduced."""
+    found: list[int] = []
     for source in stage.captured.sources.values():
         node = stage.captured.grads.get(source.name)
         if source.kind != "parameter" or node is None:
@@ -265,8 +266,8 @@ def _added_up(stage: StageProgram, find: Lookup, mesh: Mesh) -> int:
         layout = find(stage.captured.names[maker]).outputs[output]  # type: ignore[index]
         assert layout is not None
         shape = local_shape(source.shape, layout, mesh.shape, (0,) * mesh.ndim)
-        total += int(np.prod(shape, dtype=np.int64)) * source.dtype.itemsize
-    return total
+        found.append(int(np.prod(shape, dtype=np.int64)) * source.dtype.itemsize)
+    return found
 
 
 def _sent(stage: StageProgram, find: Lookup, mesh: Mesh) -> int:

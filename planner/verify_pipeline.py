@@ -13,7 +13,7 @@ from torch import nn
 
 from ..passes.capture import capture
 from ..passes.graph import Captured
-from ..passes.microbatches import microbatch
+from ..passes.microbatches import microbatch, smaller_microbatch
 from ..passes.recompute import Recompute
 from ..plans.errors import RequestError
 from ..plans.meshes import Mesh
@@ -26,6 +26,7 @@ from .fitting import solve_within
 from .gloo import Build, train_pipeline_on_gloo
 from .named_pipelines import named_pipeline
 from .verify import has_entries, random_plan, usual_cluster
+from .zoo import named_schedule
 
 __all__ = ["check_pipeline"]
 
@@ -81,7 +82,10 @@ def check_pipeline(
         if build is not None:
             record = train_pipeline_on_gloo(build, found, wide=ran is not given, **run)
         else:
-            record = simulate_pipeline(*ran, captured, found, **run)
+            few = smaller_microbatch(ran[1], ran[2], found.pipeline.microbatches)
+            again, mode = captured.again, found.options.recompute
+            smaller = few and capture(ran[0], *few, loss=inner, recompute=mode, again=again)
+            record = simulate_pipeline(*ran, captured, found, smaller=smaller, **run)
         report = compare(
             reference,
             record,
@@ -124,6 +128,7 @@ def _plans(
     wide: tuple, wanted: _Wanted, loss: LossFunction, options: dict[str, Any]
 ) -> Iterator[tuple[Plan, Captured]]:
     """The planner's choice for a stage's mesh, or random ones, each with the pipeline asked for."""
+    named_schedule(wanted.schedule, wanted.ranks, wanted.microbatches)  # refused before anything is captured
     model, args, kwargs = wide
     one = microbatch(args, kwargs, wanted.microbatches)
     whole = usual_cluster(Mesh.of((wanted.ranks * wanted.mesh.size,)))

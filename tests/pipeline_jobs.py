@@ -118,7 +118,9 @@ def piped(size: int, folder: Path) -> Results:
     yield "same class", isinstance(parallel, type(model)) and parallel.plan is plan
     yield "rows", [[str(timed.action) for timed in row] for row in parallel.timelines()]
     yield "called", message(lambda: parallel(*args))
-    yield "batch of 10", message(lambda: parallel.step(*helpers().batch_of(model, 10)))
+    uneven = tuple(torch.cat([a, a])[:10] for a in args)
+    yield "batch of 10", max(everywhere(alike(alone, parallel, uneven, optimizers, steps=1)))
+    yield "batch of 3", message(lambda: parallel.step(*(a[:3] for a in args)))
     second: Any = meshwright.apply(plan, emptied(model), args, timeout_s=60)
     yield from reloaded(alone, parallel, second, args, optimizers, folder)
     for _ in range(2):
@@ -157,8 +159,8 @@ def reloaded(alone: nn.Module, first: Any, second: Any, args: tuple, optimizers:
 def failing(broken: Any, waiting: Any, args: tuple) -> Results:
     """A rank that fails, and one that never comes: no rank waits for ever, and each says in which action it was."""
     if dist.get_rank() == 1:
-        program = next(iter(broken._meshwright.programs.values()))
-        program.executor._run[1, "B"] = program.executor._run[1, "I"] = lambda given: 1 / 0
+        program, executor = next(iter(broken._meshwright.programs.values())), broken._meshwright.executor
+        executor._run[program.graphs[1], "B"] = executor._run[program.graphs[1], "I"] = lambda given: 1 / 0
     began = time.monotonic()
     yield "a rank fails", everywhere(message(lambda: broken.step(*args)))
     yield "at once", max(everywhere(time.monotonic() - began)) < 30

@@ -36,7 +36,7 @@ def test_measured_times_are_those_of_the_schedule(found: dict[str, Any]) -> None
 
 def test_what_a_pipeline_refuses(found: dict[str, Any]) -> None:
     assert found["called"].startswith("RequestError") and "model.step(batch)" in found["called"]
-    assert found["batch of 10"].startswith("RequestError") and "divide the batch, got 4 for 10" in found["batch of 10"]
+    assert found["batch of 3"].startswith("RequestError") and "got 4 for 3 (dim 0 of" in found["batch of 3"]
 
 
 def test_a_failure_reaches_every_rank(found: dict[str, Any]) -> None:

@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 import msgspec
 import pytest
+import torch
 from torch import nn
 
 from meshwright.planner.accumulation import Accumulation
@@ -16,10 +17,14 @@ from meshwright.planner.degrees import degrees_to_try
 from meshwright.planner.fitting import solve_within
 from meshwright.planner.pipelined import Degrees, joined_draft, solve_joined
 from meshwright.planner.shares import shares_of
-from meshwright.planner.staging import balanced_cuts
-from meshwright.planner.units import units_of
+from meshwright.planner.staging import balanced_cuts, fused
+from meshwright.planner.units import unit_firsts, unit_starts, units_of
+from meshwright.planner.zoo import named_schedule
 from meshwright.plans import Cluster, Infeasible, Mesh, Plan, PlanError, RequestError
 from meshwright.specs import load_spec
+
+from ..pipelines import pipelined
+from .test_pipeline_runs import checked
 
 CLUSTER = Cluster.parse("h100-sxm:8")
 
@@ -53,6 +58,33 @@ def test_units_of_a_deep_model_cost_what_the_model_costs() -> None:
     assert seconds == pytest.approx(solution.objective_s, rel=1e-9)
 
 
+class TwoHeads(nn.Module):
+    """Two losses, each behind a head of its own; the second one predicts from what a block of its own makes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList([nn.Linear(8, 8) for _ in range(2)])
+        self.head, self.further, self.second = nn.Linear(8, 12), nn.Linear(8, 8), nn.Linear(8, 12)
+
+    def forward(self, x: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        for layer in self.layers:
+            x = torch.relu(layer(x)) + x
+        first = nn.functional.cross_entropy(self.head(x), labels)
+        return first + 0.3 * nn.functional.cross_entropy(self.second(self.further(x)), labels)
+
+
+def test_several_heads_are_units_of_their_own() -> None:
+    torch.manual_seed(0)
+    model, args = TwoHeads().double(), (torch.randn(4, 8).double(), torch.randint(12, (4,)))
+    found = draft(model, *((args, {})), cluster="cpu:1", mesh="1", recompute="none")
+    firsts = unit_firsts(found.captured, found.blocks)
+    assert firsts == unit_starts(found.captured, found.blocks)
+    assert firsts[1:] == ["layers.1", "head", "further", "second"]
+    cut = {"schedule": named_schedule("zb-v", 2, 2), "firsts": ("", "head", "further", "second")}
+    made, captured = pipelined(model, args, mesh="1", seed=0, **cut)
+    assert checked(model, args, made, captured).equal
+
+
 @pytest.mark.slow
 def test_units_by_three_blocks_are_those_of_all_blocks() -> None:
     built, loss = call("llama-tiny", batch=8, layers=5)
@@ -79,6 +111,20 @@ def test_balanced_cuts_equal_brute_force(seed: int) -> None:
     for stages in (1, 2, 4):
         every = itertools.combinations(range(1, len(costs)), stages - 1)
         assert largest(balanced_cuts(costs, stages)) == pytest.approx(min(map(largest, every)))
+
+
+def test_w_is_fused_with_i_where_asked() -> None:
+    schedule = named_schedule("zb-h1", 2, 3)
+    whole = fused(schedule, 1, apart=True)
+    whole.check()
+    assert [str(a) for a in whole.actions[1]] == ["1F0", "1B0", "1F1", "1B1", "1F2", "1B2"]
+    assert whole.actions[0] == schedule.actions[0]
+    near = fused(schedule, 0, apart=False)
+    near.check()
+    pairs = zip(schedule.actions[0], schedule.actions[0][1:], strict=False)
+    assert len(schedule.actions[0]) - len(near.actions[0]) == sum(
+        (a.kind, b.kind, a.microbatch) == ("I", "W", b.microbatch) for a, b in pairs
+    )
 
 
 def joined(degrees: Degrees, **options: Any) -> Any:
@@ -124,7 +170,7 @@ def test_degrees_use_all_devices_and_divide_the_batch() -> None:
 
 @pytest.mark.parametrize(
     ("pipeline", "mesh", "count", "what"),
-    [(3, None, "auto", "pipeline"), (2, "8", 2, "mesh"), (2, "4", 3, "microbatches"), (0, None, 1, "pipeline")],
+    [(3, None, "auto", "pipeline"), (2, "8", 2, "mesh"), (2, "4", 17, "microbatches"), (0, None, 1, "pipeline")],
 )
 def test_degrees_that_leave_devices_or_samples_over_are_refused(
     pipeline: int, mesh: str | None, count: Any, what: str

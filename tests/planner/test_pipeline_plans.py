@@ -10,6 +10,7 @@ import pytest
 from meshwright.cli import run
 from meshwright.planner.adapt import adapt, reprice
 from meshwright.planner.api import plan
+from meshwright.planner.apply import apply
 from meshwright.planner.explain import explain
 from meshwright.planner.verify import check
 from meshwright.plans import Pipeline, Plan, ReplayError, RequestError
@@ -66,6 +67,18 @@ def test_a_pipeline_without_room_is_refused_by_the_command_line(capsys: pytest.C
     line = f"plan llama-tiny {size} --memory-limit 100kB"
     assert run(line.split()) == 3
     assert "bytes per device" in capsys.readouterr().err
+
+
+def test_a_wrong_pipeline_is_refused_before_a_model_is_looked_at(made: Plan) -> None:
+    assert made.pipeline is not None
+    wrong = with_pipeline(made, schedule=made.pipeline.schedule[::-1])
+    nothing: Any = None
+    with pytest.raises(RequestError, match="run a stage on its own rank"):
+        apply(wrong, nothing)
+    with pytest.raises(RequestError, match="run a stage on its own rank"):
+        reprice(wrong, nothing)
+    with pytest.raises(RequestError, match="multiple of the 2 ranks"):
+        plan(nothing, call()[0][1], cluster="cpu:2", pipeline=2, microbatches=3, schedule="interleaved:2")
 
 
 def test_a_pipeline_is_explained_without_a_model(made: Plan) -> None:
