@@ -3,8 +3,8 @@
     python benchmarks/recipes.py llama3-8b 64 -o rows.jsonl     one model on 8, 64 or 256 H100s; rows are added to a file
     python benchmarks/recipes.py --table rows.jsonl             the table of ratios
 
-Rows that the file has are not made again, so that a run may be broken off (`--seconds`) and goes on where it was. Batches
-grow with the devices: two sequences, or 32 images, for each.
+Rows that the file has are not made again, so that a run may be broken off (`--seconds`) and goes on where it was.
+Batches grow with the devices: two sequences, or 32 images, for each.
 """
 
 from __future__ import annotations
@@ -23,19 +23,8 @@ from meshwright.specs import load_spec
 
 MESHES = {8: "8", 64: "8x8", 256: "32x8"}
 ONE = ("zero2", "fsdp", "ddp", "zero1", "tp-sp", "tp", "cp")
-TWO = (
-    "zero2",
-    "fsdp",
-    "hsdp",
-    "ddp+zero2",
-    "fsdp+tp-sp",
-    "zero2+tp-sp",
-    "ddp+tp-sp",
-    "fsdp+tp",
-    "fsdp+cp",
-    "zero1",
-    "ddp",
-)
+PAIRS = ("fsdp+tp-sp", "zero2+tp-sp", "ddp+tp-sp", "fsdp+tp", "fsdp+cp")
+TWO = ("zero2", "fsdp", "hsdp", "ddp+zero2", *PAIRS, "zero1", "ddp")
 FREE = "free"
 
 
