@@ -1,6 +1,6 @@
 """The chosen plan against every recipe, predicted seconds of a step under the same memory limit.
 
-    python benchmarks/recipes.py llama3-8b 64 -o rows.jsonl     one model on 8, 64 or 256 H100s; rows are added to a file
+    python benchmarks/recipes.py llama3-8b 64 -o rows.jsonl     one model on 8, 64 or 256 H100s; rows go to a file
     python benchmarks/recipes.py --table rows.jsonl             the table of ratios
 
 Rows that the file has are not made again, so that a run may be broken off (`--seconds`) and goes on where it was.
