@@ -5,7 +5,8 @@ What is constrained, per mesh axis (everything else is solved):
     ddp     parameters whole; inputs split over the batch; products give their part of the batch
     fsdp    likewise, but parameters split, along whichever dim, and held so between the forward and the backward
     zero2   likewise, but parameters gathered whole between the forward and the backward
-    zero1   as zero2; that gradients stay whole until the backward is done is asked of the step (Accumulation.late)
+    zero1   as zero2, and gradients made as sums that are pending: that they are reduced when the backward is done is
+            asked of the step (Accumulation.late)
     cp      products, and attention where it gathers, give their part of the sequence
     ep      weights of experts and what products with them give split over the experts; the rest as in ddp, but with
             the other parameters left open
@@ -26,8 +27,9 @@ from torch import fx
 
 from ..passes.graph import Captured, value_of, values_of
 from ..passes.keeping import is_keep
+from ..passes.naming import op_name
 from ..plans.errors import RequestError
-from ..plans.layouts import REPLICATE, Placement, chunk_sizes, shard, shard_dim
+from ..plans.layouts import PARTIAL, REPLICATE, Placement, chunk_sizes, shard, shard_dim
 from ..plans.recipes import Recipe
 from .constraints import SPLIT, Constraint
 from .flows import Program, Spread
@@ -113,8 +115,15 @@ class _Writer:
                     pins = {node: SPLIT, **dict.fromkeys(between, SPLIT if way == "fsdp" else REPLICATE)}
                 else:
                     pins = {}
+                made = self.captured.grads.get(self.captured.sources[node].name)
+                if way == "zero1" and pins and made is not None and self._sums(program, made):
+                    pins[made] = PARTIAL
                 for held, placement in pins.items():
                     self._pin(held, axis, placement)
+
+    def _sums(self, program: Program, node: fx.Node) -> bool:
+        """Whether an op can leave a sum over the devices of an axis pending."""
+        return op_name(node) != "getitem" and any(s.outs[0] == (PARTIAL,) for s in program.options(node))
 
     def _sequence(self, axis: int) -> None:
         """Pins of context parallelism."""

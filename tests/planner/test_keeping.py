@@ -82,6 +82,21 @@ def test_a_kept_parameter_is_gathered_once_and_reduced_once(spec: str) -> None:
     assert kept_later["reduce_scatter_tensor"] == anew_later["reduce_scatter_tensor"] <= split_ones
 
 
+def test_zero_1_holds_gradients_whole_and_zero_3_gathers_one_at_a_time() -> None:
+    model = nn.Sequential(*[nn.Linear(64, 64, bias=False) for _ in range(4)])
+    peaks = {}
+    for recipe in ("zero1", "zero2", "zero3"):
+        request = {"cluster": "cpu:2", "recipe": recipe, "recompute": "none", "optimizer": "none"}
+        prepared = draft(model, (torch.ones(64, 64),), **request)  # type: ignore[arg-type]
+        found = prepared.write(solve_within(prepared))
+        assert found.recipe().ways == ("fsdp" if recipe == "zero3" else recipe,) and not found.recipe().exceptions
+        peaks[recipe] = found.predicted.memory.peak_bytes
+    weights = 4 * 64 * 64 * 4
+    # Halves of the parameters throughout; whole gradients at the end, or whole parameters in the middle.
+    assert min(peaks["zero1"], peaks["zero2"]) >= 1.5 * weights
+    assert peaks["zero3"] <= min(peaks["zero1"], peaks["zero2"]) - 0.25 * weights
+
+
 @pytest.mark.parametrize(
     ("spec", "ranks"), [("gpt2-tiny", 1), *(pytest.param(s, 2, marks=pytest.mark.slow) for s in TINY)]
 )
