@@ -31,7 +31,6 @@ from meshwright.cost_models.systems import load_systems
 ROOT = Path(__file__).resolve().parents[1]
 STACKS = ROOT / "cost_models" / "stacks.toml"
 ROWS = Path(__file__).resolve().parent / "data" / "published_throughput.csv"
-WEIGHTS = {"korthikanti": 3.0, "torchtitan": 1.5, "nemo": 1.5, "megatron-lm": 1.5}
 STIFFNESS = 0.03  # how strongly a parameter is held where rows do not speak; on its logarithm
 
 
@@ -113,15 +112,12 @@ def fit(
     table = copy.deepcopy(table)
     paths = [parameter["path"] for parameter in block["parameters"]]
     start = np.log([parameter["prior"] for parameter in block["parameters"]])
-    weights = np.array(
-        [next((w for key, w in WEIGHTS.items() if key in rows.rows[i]["source_group"]), 1.0) for i in chosen]
-    )
 
     def residuals(values: np.ndarray) -> np.ndarray:
         for path, value in zip(paths, np.exp(values), strict=True):
             put(table, path, float(value))
         errors = np.log([row.predicted_s / row.published_s for row in rows.price(table, chosen)])
-        return np.concatenate([weights * errors, STIFFNESS * (values - start)])
+        return np.concatenate([errors, STIFFNESS * (values - start)])
 
     low, high = np.log([bounds(table, path) for path in paths]).T
     found = least_squares(
