@@ -8,9 +8,11 @@ import random
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from meshwright.cost_models.pipeline import StageCosts, simulate
+from meshwright.cost_models.pipeline.arrays import Arrays
 from meshwright.planner.pipeline import (
     Clock,
     LayerProfile,
@@ -20,6 +22,8 @@ from meshwright.planner.pipeline import (
     tune_orders,
     tune_profile,
 )
+from meshwright.planner.pipeline.listing import Listed, ListScratch
+from meshwright.planner.pipeline.plans import Plan, Search, refresh, settle
 from meshwright.planner.pipeline.refute import refuted
 from meshwright.plans import Action, Infeasible, RequestError, Schedule
 
@@ -114,6 +118,47 @@ def test_a_profile_is_never_below_its_bound_or_above_the_published() -> None:
     assert found.lower_bound >= sum(map(sum, made.costs)) * 4 / 2
     # More memory never raises the bound.
     assert profile_bound(made, 2, 4) <= found.lower_bound * (1 + 1e-6)
+
+
+def test_single_layers_packed_from_both_ends_come_near_the_bound() -> None:
+    made = profile(16, 3.0)
+    limit = made.one_f_one_b_memory(4, 8)
+    found = tune_profile(made, 4, 8, limits=[limit] * 4, clock=Clock(limit_s=2.5))
+    assert found.fits and found.costs.stages > 4
+    assert found.simulation.makespan <= 1.08 * found.lower_bound
+
+
+def listed(seed: int) -> bool:
+    """Whether a random plan, listed back and forth, is one that the simulator and the memory limit allow."""
+    rng = random.Random(seed)
+    units, ranks, microbatches = rng.randint(3, 9), rng.randint(1, 3), rng.randint(1, 6)
+    generator = np.random.default_rng(seed)
+    costs = [(*map(float, generator.integers(0, 9, 3)), 2.0) for _ in range(units)]
+    prefix = np.concatenate([np.zeros((1, 4)), np.cumsum(np.array(costs), axis=0)]).T.copy()
+    place = generator.integers(0, ranks, units)
+    limits = np.full(ranks, 2.0 * units * rng.choice((1.0, 1.5, 3.0)))
+    key = generator.random((2 * units, microbatches)) * 30
+    plan = Plan(np.arange(1, units), place, key)
+
+    def blank() -> Listed:
+        sizes = np.zeros(units), np.zeros(4 * units), np.zeros(4 * units), np.zeros(units), np.zeros(units)
+        return Listed(sizes[0].astype(np.int64), *sizes[1:], limits, np.zeros(ranks))
+
+    scratch = ListScratch.make(ranks, units, microbatches)
+    delays = np.full(units, float(rng.randint(0, 2)))
+    work = (np.zeros(ranks), np.zeros_like(key), np.array([1], np.int64))
+    search = Search(prefix, 0.0, delays, blank(), blank(), scratch, *work)
+    refresh(plan, search, 0.5 * rng.randint(0, 2))
+    step = settle(search, key, np.array([0.5, 1.0, 1.0, 1.0]), 2, float("inf"))
+    forth = search.forth
+    arrays = Arrays(**{**forth._asdict(), "microbatches": microbatches})
+    found = scratch.orders(arrays, plan.cuts)
+    return found is not None and found.step == step
+
+
+@pytest.mark.parametrize("cases", [50, pytest.param(1000, marks=pytest.mark.slow)])
+def test_lists_back_and_forth_stay_allowed(cases: int) -> None:
+    assert all(listed(seed) for seed in range(cases))
 
 
 def test_what_cannot_fit_is_said() -> None:
