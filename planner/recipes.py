@@ -92,9 +92,11 @@ class _Writer:
             raise self._refuse(ways, f"splits the batch {parts}-fold, {what}")
         program = self._program(parts)
         spread = program.spread(dict.fromkeys(seeds, shard(0)))
-        experts = {n: uses[0] for n, p in program.products.items() if (uses := p.of("experts"))}
         for axis in axes:
             way = self.recipe.ways[axis]
+            # There may be fewer experts than parts of the batch: the axis of ep alone splits them.
+            alone = self._program(self.mesh.shape[axis]).products if way == "ep" else {}
+            experts = {n: uses[0] for n, p in alone.items() if (uses := p.of("experts"))}
             for node in seeds:
                 self._pin(node, axis, shard(0))
             for node in program.products:
@@ -105,7 +107,7 @@ class _Writer:
                     raise self._refuse("ep", "needs products with a batch of weights, one per expert, and found none")
                 for node, use in experts.items():
                     self._pin(node, axis, use.out)
-                    self._pin(program.products[node].weight, axis, use.weight)
+                    self._pin(alone[node].weight, axis, use.weight)
                 continue
             for node in self.parameters:
                 between = [user for user in node.users if is_keep(user)]

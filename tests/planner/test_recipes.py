@@ -116,6 +116,13 @@ def test_roles_are_found(spec: str, recipe: str, weights: dict[str, str]) -> Non
     assert "layers.0.feed_forward.gate.weight" not in found
 
 
+def test_experts_may_be_fewer_than_parts_of_the_batch() -> None:
+    model, args, kwargs = load_spec("mixtral-tiny", layers=1, batch=16).build()
+    captured, _ = captured_by_blocks(Traces(model, args, kwargs or {}, None), Constraints(), "pointwise", whole=False)
+    found = recipe_constraints(Recipe.parse("fsdp+ep", Mesh.parse("8x2")), captured)
+    assert found["layers.0.feed_forward.w1"].layout == ("S(*)", "S(0)")
+
+
 def test_roles_do_not_go_by_names() -> None:
     """Functions on a list of nameless tensors: a pair, a head that is no pair, and a fused one that cannot be split."""
 
