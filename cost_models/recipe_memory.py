@@ -38,7 +38,7 @@ def recipe_memory(model: Transformer, recipe: Recipe, system: System, stack: Sta
     held = dense + experts / (recipe.ep * recipe.pp)
     replicas = recipe.dp * recipe.cp
     if recipe.shard == "full":
-        state = 16.0 * held / replicas
+        state = 16.0 * held / (recipe.shard_group or replicas)
     elif recipe.shard == "none":
         state = 18.0 * held
     else:

@@ -121,6 +121,7 @@ def test_memory_falls_with_sharding_and_recomputation() -> None:
         return recipe_memory(reading.model, recipe, reading.system, reading.stack).total_bytes
 
     assert bytes_of(shard="full") < bytes_of(shard="optimizer") < bytes_of(shard="none")
+    assert bytes_of(shard="full") < bytes_of(shard="full", shard_group=2) < bytes_of(shard="none")
     assert bytes_of(recompute="full") < bytes_of(recompute="selective") < bytes_of(recompute="none")
 
 
