@@ -172,6 +172,19 @@ def _padded(graph: fx.Graph, node: fx.Node, x: fx.Node, sizes: list[int], dim: i
     return emit(graph, node, aten.constant_pad_nd.default, (x, pads), node)
 
 
+def _squeeze(graph: fx.Graph, node: fx.Node) -> fx.Node | None:
+    """The dims that go are those of one element in the whole tensor, not those of a piece."""
+    x = argument(node, 0)
+    shape, dims = value_of(x).shape, argument(node, 1)
+    asked = range(len(shape)) if dims is None else [dims] if isinstance(dims, int) else dims
+    gone = [d % len(shape) for d in asked if shape[d] == 1] if shape else []
+    if not gone:
+        return x
+    if dims is not None and len(gone) == len(asked):
+        return None
+    return emit(graph, node, aten.squeeze.dims, (x, gone), node)
+
+
 def _broadcast(graph: fx.Graph, node: fx.Node) -> fx.Node:
     x, shape, dims = arguments(node)
     wide = [1] * len(shape)
@@ -356,6 +369,9 @@ REWRITES: dict[Any, Rewrite] = {
     aten.div.Tensor: _neutral,
     aten.div.Scalar: _neutral,
     aten.expand.default: _whole,
+    aten.squeeze.default: _squeeze,
+    aten.squeeze.dim: _squeeze,
+    aten.squeeze.dims: _squeeze,
     aten.slice.Tensor: _whole,
     aten.new_zeros.default: _constant(0),
     aten.new_ones.default: _constant(1),

@@ -68,7 +68,7 @@ _ELEMENTWISE = {
 FEW = 8
 
 # Ops of DTensor's rules that complain of empty pieces.
-_FILLED = {"prims.var"}
+_FILLED = ("prims.var", "upsample", "_upsample", "max_unpool")
 
 # How the local program is called of an op that runs whole on every device for want of a rule.
 WHOLE = "whole"
@@ -259,7 +259,7 @@ class Strategies:
             return [everywhere]
         raw = _dtensor(node, parts)
         if raw is not None and short not in _NOT_MONOTONIC:
-            return [dataclasses.replace(rule, filled=True) for rule in raw] if short in _FILLED else raw
+            return [dataclasses.replace(rule, filled=True) for rule in raw] if short.startswith(_FILLED) else raw
         if torch.Tag.pointwise in getattr(node.target, "tags", ()) or short in _ELEMENTWISE:
             return _pointwise(node)
         if short.startswith(_ACROSS):

@@ -11,6 +11,7 @@ import torch
 from torch import fx
 
 from meshwright.passes.graph import Captured, tensor_args, values_of
+from meshwright.passes.keeping import is_keep
 from meshwright.passes.naming import draws_random, op_name
 from meshwright.planner.strategies import OWN_RULES, Strategies, Strategy, op_key, rule_name
 from meshwright.plans.layouts import pieces
@@ -37,7 +38,8 @@ def run(case: Case) -> tuple[Captured, dict[fx.Node, Any]]:
 
 
 def ops(case: Case) -> list[fx.Node]:
-    return [n for n in run(case)[0].ops() if op_name(n) != "getitem" and not draws_random(n)]
+    found = run(case)[0].ops()
+    return [n for n in found if op_name(n) != "getitem" and not draws_random(n) and not is_keep(n)]
 
 
 def tolerance(node: fx.Node) -> float:
