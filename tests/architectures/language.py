@@ -120,5 +120,7 @@ LANGUAGE: dict[str, Build] = {
     "bitnet": causal("BitNet"),
     "hunyuan": causal("HunYuanDenseV1", head_dim=8),
     "ernie4-5": causal("Ernie4_5", head_dim=8),
+    "doge": causal("Doge"),
+    "jais2": causal("Jais2", head_dim=8),
     "vaultgemma": causal("VaultGemma", head_dim=8, sliding_window=4, query_pre_attn_scalar=8),
 }

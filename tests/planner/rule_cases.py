@@ -264,6 +264,7 @@ SPATIAL = [
     op("adaptive pool", lambda x: F.adaptive_avg_pool2d(x, (3, 2)), r(5, 4, 6, 7)),
     op("adaptive pool 3d", lambda x: F.adaptive_avg_pool3d(x, (1, 2, 2)), r(5, 4, 3, 4, 5)),
     op("adaptive max pool", lambda x: F.adaptive_max_pool2d(x, (3, 2)), r(5, 4, 6, 7)),
+    op("adaptive max pool 3d", lambda x: F.adaptive_max_pool3d(x, (1, 2, 2)), r(5, 4, 3, 4, 5)),
     op("nearest", lambda x: F.interpolate(x, scale_factor=2), r(5, 4, 3, 4)),
     op("bilinear", lambda x: F.interpolate(x, size=(6, 5), mode="bilinear"), r(5, 4, 3, 4)),
     op("bicubic", lambda x: F.interpolate(x, size=(6, 5), mode="bicubic"), r(5, 4, 3, 4)),
