@@ -1,95 +1,141 @@
-"""Predicted memory against what a rank really allocates, over models and plans (how it is counted: rank_memory.py).
+"""Predicted memory against what ranks really allocate (see rank_memory.py): each model of memory_models.py by four
+plans, eager and compiled.
 
-    python benchmarks/memory.py [--kind counted|profiled|compiled] [NAME ...]
+    python benchmarks/memory.py [--eager] [--rows FILE] [NAME ...]    measure, add a line of JSON per plan to FILE
+    python benchmarks/memory.py --table FILE                          print what was measured as a table
 
-Each model is planned on its mesh; the plans are the chosen one and random ones with each way to recompute. Prints a
-line per model, predicted over measured, and the least and the largest of them.
+The plans: the chosen one, the chosen one under a limit that is near the least (blocks recomputed), FSDP's, and a random
+one. Measured is the fuller of the first and the last rank.
 """
 
 from __future__ import annotations
 
 import argparse
-import importlib.util
+import json
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import torch
-from torch import nn
 
 sys.path.insert(0, str(Path(__file__).parent))
 
+from memory_models import MODELS, loss_for
 from rank_memory import measure
 
-from meshwright.planner.api import draft
+from meshwright.planner.api import Draft, draft
 from meshwright.planner.fitting import solve_within
+from meshwright.planner.memory import counted
 from meshwright.planner.verify import random_plan
-from meshwright.specs import load_spec
+from meshwright.plans.errors import Infeasible
+from meshwright.plans.plan import Plan
 
-CASES = Path(__file__).parent.parent / "tests" / "cases"
-# Built-in specs with one layer, and files of tests/cases; the mesh of each. Three devices make pieces uneven.
-MODELS = {
-    "gpt2-tiny": "2x2", "llama-tiny": "2", "qwen3-tiny": "2", "vit-tiny": "3", "mixtral-tiny": "2",
-    "008_heads3": "2", "021_fused_gate_up": "4", "030_batchnorm_train": "3", "067_resnet_stem": "2",
-    "069_unet_upsample": "2", "071_ssm_python_loop": "2", "077_moe_capacity_drop": "2", "091_lora_frozen_base": "2x2",
-    "104_ce_ignore_uneven": "3", "107_ce_soft_targets_kl": "2", "113_nn_transformer_layer": "2",
-}  # fmt: skip
-# How the backward recomputes, and the seed of a random plan; without one the plan is the chosen one.
-PLANS = (("pointwise", None), ("none", 1), ("pointwise", 2), ("block", 3))
+PLANS = ("chosen", "tight", "fsdp", "random")
+# Shares of what the chosen plan takes that the tight one is given, until one leaves a plan.
+_SHARES = (0.7, 0.85)
 
 
-def built(name: str) -> tuple[nn.Module, tuple, dict[str, Any]]:
-    """The model called `name`, its inputs."""
-    if not name[0].isdigit():
-        return load_spec(name, layers=1).build()
-    spec = importlib.util.spec_from_file_location(name, CASES / f"{name}.py")
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module.build()
+def plans_of(name: str, kinds: tuple[str, ...]) -> Iterator[tuple[str, Draft, Plan]]:
+    """The plans of the model `name`, each with what it was made of."""
+    build, mesh = MODELS[name]
+    cluster = f"cpu:{eval(mesh.replace('x', '*'))}"
+
+    def drafted(**options: Any) -> Draft:
+        model, args, kwargs = build()
+        return draft(model, args, kwargs, cluster=cluster, mesh=mesh, loss=loss_for(name), whole=True, **options)
+
+    if {"chosen", "tight"} & set(kinds):
+        prepared = drafted()
+        chosen = prepared.write(solve_within(prepared, time_limit_s=3))
+        if "chosen" in kinds:
+            yield "chosen", prepared, chosen
+    for share in _SHARES if "tight" in kinds else ():
+        limit = int(share * chosen.predicted.memory.peak_bytes)
+        try:
+            prepared = drafted(recompute="block", memory_limit_bytes=limit)
+            tight = prepared.write(solve_within(prepared, time_limit_s=3))
+        except Infeasible:
+            continue
+        yield "tight", prepared, tight
+        break
+    if "fsdp" in kinds:
+        prepared = drafted(recipe="fsdp")
+        yield "fsdp", prepared, prepared.write(solve_within(prepared, time_limit_s=3))
+    if "random" in kinds:
+        prepared = drafted(recompute="none")
+        yield "random", prepared, random_plan(prepared, list(MODELS).index(name))
 
 
-def ratios(name: str, mesh: str, kind: str) -> list[float]:
-    """Predicted over measured bytes of each plan, on the fullest of the first and the last rank."""
-    devices = 1
-    for size in mesh.split("x"):
-        devices *= int(size)
-    found = []
-    for recompute, seed in PLANS:
-        model, args, kwargs = built(name)
-        prepared = draft(
-            model, args, kwargs, cluster=f"cpu:{devices}", mesh=mesh, recompute=recompute, whole=True,
-            compiled=kind == "compiled",
-        )  # type: ignore[arg-type]  # fmt: skip
-        if seed is None:
-            plan = prepared.write(solve_within(prepared, time_limit_s=20))
-        else:
-            plan = random_plan(prepared, seed)
-        ranks = {0} if kind == "compiled" else {0, devices - 1}
-        real = max(measure(kind, model, prepared.captured, plan, rank=rank) for rank in ranks)
-        found.append(plan.predicted.memory.peak_bytes / real)
-    return found
+def predicted(prepared: Draft, plan: Plan, compiled: bool) -> int:
+    """Predicted peak bytes of a plan, run eagerly or compiled."""
+    options = msgspec.structs.replace(plan.options, compiled=compiled)
+    plan = msgspec.structs.replace(plan, options=options)
+    return counted(prepared.captured, plan, prepared.blocks, None).memory.peak_bytes
+
+
+def rows(name: str, kinds: tuple[str, ...], compiled: bool) -> Iterator[dict[str, Any]]:
+    """What was predicted and measured of each plan, in bytes."""
+    for kind, prepared, plan in plans_of(name, kinds):
+        began = time.process_time()
+        eager = {}
+        for rank in {0, plan.mesh.size - 1}:
+            eager[rank] = measure("counted", MODELS[name][0]()[0], prepared.captured, plan, rank=rank)
+        row = {"model": name, "mesh": str(plan.mesh), "plan": kind, "parts": msgspec.to_builtins(plan.predicted.memory)}
+        row |= {"eager": [predicted(prepared, plan, False), max(eager.values())]}
+        if compiled:
+            fullest = max(eager, key=eager.__getitem__)
+            real = measure("compiled", MODELS[name][0]()[0], prepared.captured, plan, rank=fullest)
+            row |= {"compiled": [predicted(prepared, plan, True), real]}
+        yield row | {"cpu_s": round(time.process_time() - began)}
+
+
+def table(path: Path) -> str:
+    """The ratios predicted / measured of the rows in a file, the last of each plan, and the worst each way."""
+    found = {(row["model"], row["plan"]): row for row in map(json.loads, path.read_text().splitlines())}
+    lines = [f"| model | mesh | {' | '.join(PLANS)} |", f"|{'---|' * (len(PLANS) + 2)}"]
+    seen: dict[str, list[float]] = {}
+    for name in dict.fromkeys(model for model, _ in found):
+        cells = []
+        for plan in PLANS:
+            ratios = {}
+            for way in ("eager", "compiled"):
+                if way in found.get((name, plan), {}):
+                    told, real = found[name, plan][way]
+                    ratios[way] = told / real
+                    seen.setdefault(way, []).append(told / real)
+            cells.append(", ".join(f"{r:.3f}" for r in ratios.values()) or "-")
+        lines.append(f"| {name} | {MODELS[name][1]} | {' | '.join(cells)} |")
+    lines.append("")
+    for way, ratios in seen.items():
+        inside = sum(0.98 <= r <= 1.15 for r in ratios)
+        lines.append(
+            f"{way}: least {min(ratios):.3f}, most {max(ratios):.3f}, {inside} of {len(ratios)} in 0.98 to 1.15"
+        )
+    return "\n".join(lines)
 
 
 def main() -> None:
-    """Measure what is asked for and print the table."""
+    """Measure what is asked for, or print the table."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--kind", choices=("counted", "profiled", "compiled"), default="counted")
-    parser.add_argument("names", nargs="*", default=list(MODELS))
+    parser.add_argument("--table", type=Path, help="print this file of rows")
+    parser.add_argument("--rows", type=Path, help="the file that rows are added to")
+    parser.add_argument("--eager", action="store_true", help="leave out what is compiled, the slow part")
+    parser.add_argument("--plans", nargs="*", default=list(PLANS), choices=PLANS)
+    parser.add_argument("names", nargs="*", default=[])
     given = parser.parse_args()
+    if given.table is not None:
+        print(table(given.table))
+        return
     torch.set_num_threads(1)
-    heads = [f"random {seed}, {mode}" if seed else f"chosen, {mode}" for mode, seed in PLANS]
-    print(f"| model | mesh | {' | '.join(heads)} | CPU s |")
-    print(f"|{'---|' * (len(heads) + 3)}")
-    everything: list[float] = []
-    for name in given.names:
-        began = time.process_time()
-        found = ratios(name, MODELS[name], given.kind)
-        everything += found
-        cells = " | ".join(f"{ratio:.3f}" for ratio in found)
-        print(f"| {name} | {MODELS[name]} | {cells} | {time.process_time() - began:.0f} |", flush=True)
-    print(f"\nleast {min(everything):.3f}, most {max(everything):.3f}, of {len(everything)}")
+    for name in given.names or MODELS:
+        for row in rows(name, tuple(given.plans), not given.eager):
+            print(json.dumps(row), flush=True)
+            if given.rows is not None:
+                with given.rows.open("a") as file:
+                    file.write(json.dumps(row) + "\n")
 
 
 if __name__ == "__main__":

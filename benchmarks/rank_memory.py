@@ -25,6 +25,7 @@ from torch._inductor.async_compile import AsyncCompile
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor
+from torch.distributed.tensor._sharding_prop import ShardingPropagator
 from torch.distributed.tensor.debug import _clear_sharding_prop_cache
 from torch.profiler import ProfilerActivity, profile
 from torch.testing._internal.distributed.fake_pg import FakeStore
@@ -38,7 +39,7 @@ from meshwright.passes.runtime import parallelize
 from meshwright.plans.layouts import local_shape
 from meshwright.plans.plan import Plan
 
-__all__ = ["measure", "optimizer_of"]
+__all__ = ["Storages", "group_of", "measure", "on_cpu", "optimizer_of"]
 
 _functional = torch.ops._c10d_functional
 
@@ -72,8 +73,8 @@ def measure(
     allocation up and `waits` keeps what a collective reads until it is waited for, as groups that carry data do (both
     for `counted`).
     """
-    with _group(plan.mesh.size, rank) as mesh_of:
-        grid = mesh_of(plan)
+    with group_of(plan.mesh.size, rank):
+        grid = init_device_mesh("cpu", plan.mesh.shape, mesh_dim_names=plan.mesh.axis_names)
         parallel = parallelize(model.to("meta"), captured, plan, grid)
         if kind == "counted":
             return _counted(parallel, captured, plan, grid, steps, Storages(rounds_to, waits=waits))
@@ -81,10 +82,11 @@ def measure(
 
 
 @contextlib.contextmanager
-def _group(size: int, rank: int) -> Iterator[Callable[[Plan], DeviceMesh]]:
+def group_of(size: int, rank: int) -> Iterator[None]:
+    """This process as `rank` of a process group of `size` that carries no data."""
     dist.init_process_group("fake", rank=rank, world_size=size, store=FakeStore())
     try:
-        yield lambda plan: init_device_mesh("cpu", plan.mesh.shape, mesh_dim_names=plan.mesh.axis_names)
+        yield
     finally:
         dist.destroy_process_group()
         # DTensor remembers this rank's local shapes, which another rank of an uneven plan does not have.
@@ -97,7 +99,7 @@ def _made(parallel: nn.Module, captured: Captured, plan: Plan, grid: DeviceMesh)
         for held in (module._parameters, module._buffers):
             for key, tensor in held.items():
                 if tensor is not None and tensor.device.type == "meta":
-                    held[key] = _on_cpu(tensor)
+                    held[key] = on_cpu(tensor)
     lookup, coordinate = PlanLookup(plan), tuple(grid.get_coordinate() or ())
     given: list[DTensor] = []
     for source in captured.sources.values():
@@ -119,7 +121,7 @@ def _made(parallel: nn.Module, captured: Captured, plan: Plan, grid: DeviceMesh)
     return list(args), dict(kwargs)
 
 
-def _on_cpu(tensor: torch.Tensor) -> torch.Tensor:
+def on_cpu(tensor: torch.Tensor) -> torch.Tensor:
     """A tensor of zeros like one on the meta device, a DTensor of the same placements for a DTensor."""
     inner = tensor.to_local() if isinstance(tensor, DTensor) else tensor
     made: torch.Tensor = torch.zeros(inner.shape, dtype=inner.dtype)
@@ -151,10 +153,29 @@ def _train(call: Callable[..., Any], parallel: nn.Module, made: tuple, plan: Pla
 def _counted(
     parallel: nn.Module, captured: Captured, plan: Plan, grid: DeviceMesh, steps: int, storages: Storages
 ) -> int:
-    with FakeTensorMode(allow_non_fake_inputs=True), storages:
+    with FakeTensorMode(allow_non_fake_inputs=True), storages, _sharding_rules_aside(storages):
         made = _made(parallel, captured, plan, grid)
         _train(parallel, parallel, made, plan, steps)
     return storages.peak
+
+
+@contextlib.contextmanager
+def _sharding_rules_aside(storages: Storages) -> Iterator[None]:
+    """What DTensor makes to learn the shape of a result is fake in a real run, and so takes nothing there."""
+    original = ShardingPropagator._propagate_tensor_meta_non_cached
+
+    def uncounted(self: Any, schema: Any) -> Any:
+        storages.counts = False
+        try:
+            return original(self, schema)
+        finally:
+            storages.counts = True
+
+    ShardingPropagator._propagate_tensor_meta_non_cached = uncounted  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        ShardingPropagator._propagate_tensor_meta_non_cached = original  # type: ignore[method-assign]
 
 
 class Storages(TorchDispatchMode):
@@ -162,7 +183,7 @@ class Storages(TorchDispatchMode):
 
     def __init__(self, rounds_to: int = 1, *, waits: bool = True) -> None:
         super().__init__()
-        self.waits = waits
+        self.waits, self.counts = waits, True
         self.rounds_to, self.now, self.peak = rounds_to, 0, 0
         self.alive: dict[int, int] = {}
         # What collectives read, by the storage of their result.
@@ -175,6 +196,8 @@ class Storages(TorchDispatchMode):
             self.waiting.pop(args[0].untyped_storage()._cdata, None)
             return args[0]
         found = func(*args, **(kwargs or {}))
+        if not self.counts:
+            return found
         if self.waits and func.namespace == "_c10d_functional":
             self.waiting[found.untyped_storage()._cdata] = args[0]
         for tensor in tree_leaves(found):

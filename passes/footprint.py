@@ -4,7 +4,8 @@ Every storage is followed from the op that makes it to the moment at which nothi
 rank runs (passes/split.py, passes/prefetch.py), as an allocator that hands out multiples of `rounds_to` counts it:
 temporaries inside of ops, copies that pack and pad, buffers of collectives until they are waited for. What the runtime
 holds beside the graphs (passes/runtime.py) is held here: sources and outputs to the end of the step, gradients from
-their making on. The optimizer is not part of it.
+their making on. The optimizer is not part of it. Of a compiled program, what is written and when is told from the ops
+that the walk met (passes/fused.py).
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from ..plans.layouts import local_shape
 from ..plans.meshes import Mesh
 from . import _torch
 from .attention import attention_backward
+from .fused import Op, kernels
 from .graph import Captured, values_of
 from .local import LocalProgram, Lookup, localize
 from .split import cut
@@ -72,8 +74,10 @@ def footprint(
     device: torch.device,
     rounds_to: int,
     once: Sequence[str] = (),
+    compiled: bool = False,
 ) -> Footprint:
-    """Walk the program of the rank at `coordinate`; `early`, `device` and `once` as for `split` and `localize`."""
+    """Walk the program of the rank at `coordinate`; `early`, `device` and `once` as for `split` and `localize`,
+    `compiled` says whether it runs so."""
     program = localize(captured, lookup, mesh, coordinate, ["walked"] * mesh.ndim, device=device, once=once)
     named = {name: node for node, name in captured.names.items()}
     with _torch.FakeTensorMode(allow_non_fake_inputs=True) as fake:
@@ -101,8 +105,9 @@ def footprint(
             return local_shape(tuple(value.shape), layout, mesh.shape, coordinate), value.dtype
 
         with storages, torch.no_grad():
+            run = _Run(storages, constants, made, compiled=compiled)
             flowing = [piece_of(captured.tangents[index]) for index in program.tangents]
-            return _walk(program, captured, given, flowing, constants, _Run(storages, constants, made), early=early)
+            return _walk(program, captured, given, flowing, constants, run, early=early)
 
 
 def _fake(value: Any) -> bool:
@@ -136,11 +141,13 @@ def _walk(
     for tangent in tangents:
         storages.label(tangent, "other")
     saved = [*results[len(program.outputs) + len(program.mutations) :], *tangents]
+    # Who called the forward holds what it gave until the step is over.
+    outputs = results[: len(program.outputs)]
     del results
     start = storages.held()
     gradients, backward = run(parts.backward, saved, names=program.gradients)
     left = storages.held()
-    del gradients
+    del gradients, outputs
     return Footprint(
         forward=tuple(forward),
         backward=tuple(backward),
@@ -161,6 +168,7 @@ class _Storages(_torch.TorchDispatchMode):
         self.rounds_to = rounds_to
         self.alive: dict[int, tuple[int, int]] = {}
         self.origins: dict[int, str] = {}
+        self.record: _Record | None = None
         self.now = [0] * len(PARTS)
         self.most, self.total, self.largest = list(self.now), 0, 0
 
@@ -170,20 +178,21 @@ class _Storages(_torch.TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         found = func(*args, **(kwargs or {}))
-        for tensor in found if isinstance(found, (tuple, list)) else (found,):
-            if isinstance(tensor, torch.Tensor):
-                self.see(tensor, "other")
+        made = [tensor for tensor in _tensors(found) if self.see(tensor, "other")]
+        if self.record is not None:
+            self.record.op(func, args, made)
         return found
 
-    def see(self, tensor: torch.Tensor, part: str) -> None:
-        """Count the storage of `tensor` if it is new."""
+    def see(self, tensor: torch.Tensor, part: str) -> bool:
+        """Count the storage of `tensor` if it is new; whether it is."""
         storage = tensor.untyped_storage()
         key = storage._cdata
         if key in self.alive:
-            return
+            return False
         size = -(-storage.nbytes() // self.rounds_to) * self.rounds_to
         self._add(key, size, _PART[part])
         weakref.finalize(storage, self._gone, key)
+        return True
 
     def label(self, tensor: torch.Tensor, part: str) -> None:
         """Count the storage of `tensor` among `part` if it is an op's own."""
@@ -193,6 +202,8 @@ class _Storages(_torch.TorchDispatchMode):
             self.now[known] -= size
             self.now[_PART[part]] += size
             self.alive[key] = (size, _PART[part])
+            if self.record is not None:
+                self.record.parts[self.record.numbers[key]] = _PART[part]
 
     def held(self) -> dict[str, np.ndarray]:
         """Bytes by part of what is alive, by the captured node that it is for."""
@@ -204,12 +215,16 @@ class _Storages(_torch.TorchDispatchMode):
 
     def beside(self, size: int) -> None:
         """Count `size` bytes that are there for a moment beside all that is alive."""
+        if self.record is not None:
+            self.record.beside[self.record.node] = size
         if self.total + size > self.largest:
             self.largest, self.most = self.total + size, list(self.now)
             self.most[_PART["other"]] += size
 
     def _add(self, key: int, size: int, part: int) -> None:
         self.alive[key] = (size, part)
+        if self.record is not None:
+            self.record.value(key, size, part)
         self.now[part] += size
         self.total += size
         if self.total > self.largest:
@@ -222,14 +237,94 @@ class _Storages(_torch.TorchDispatchMode):
         self.total -= size
 
 
+class _Record:
+    """The ops of a half as they ran, for what its compiled form writes: values are storages, by number."""
+
+    def __init__(self, storages: _Storages) -> None:
+        self.start = list(storages.now)
+        self.numbers: dict[int, int] = {}
+        self.sizes: dict[int, int] = {}
+        self.parts: dict[int, int] = {}
+        self.ops: list[Op] = []
+        self.beside: dict[int, int] = {}
+        self.node = 0
+        # What a collective is and reads, while its result is made.
+        self.collective: tuple[str, torch.Tensor] | None = None
+        for key, (size, part) in storages.alive.items():
+            self.value(key, size, part)
+        self.given = set(self.sizes)
+
+    def value(self, key: int, size: int, part: int) -> None:
+        """A new storage."""
+        number = len(self.sizes)
+        self.numbers[key], self.sizes[number], self.parts[number] = number, size, part
+
+    def op(self, func: Any, args: Sequence[Any], made: Sequence[torch.Tensor]) -> None:
+        """An op that ran."""
+        name, tagged = func.overloadpacket.__name__, torch.Tag.pointwise in func.tags
+        if self.collective is not None:
+            name, args, tagged = self.collective[0], self.collective[1:], False
+        read = list(_leaves(args))
+        self.ops.append(
+            Op(
+                node=self.node,
+                name=name,
+                tagged=tagged,
+                reads=self._of(read),
+                made=self._of(made),
+                read_size=max((t.numel() for t in read), default=0),
+                made_size=max((t.numel() for t in made), default=0),
+            )
+        )
+
+    def waits(self, tensors: Sequence[torch.Tensor]) -> None:
+        """Until here collectives read `tensors`."""
+        self.ops.append(
+            Op(node=self.node, name="wait", tagged=False, reads=self._of(tensors), made=(), read_size=0, made_size=0)
+        )
+
+    def _of(self, tensors: Sequence[torch.Tensor]) -> tuple[int, ...]:
+        keys = dict.fromkeys(t.untyped_storage()._cdata for t in tensors)
+        return tuple(self.numbers[key] for key in keys if key in self.numbers)
+
+    def moments(self, walked: Sequence[Moment], alive: set[int]) -> list[Moment]:
+        """The moments of the half if it is compiled; `alive` are the storages that are there after it."""
+        ends = {self.numbers[key] for key in alive}
+        now, found, runs = np.array(self.start), [], iter(kernels(self.ops, self.given, ends, self.sizes))
+        never = self.given - ends - {value for op in self.ops for value in op.reads}
+        for value in never:
+            now[self.parts[value]] -= self.sizes[value]
+        kernel = next(runs, None)
+        for number, moment in enumerate(walked):
+            most = now.copy()
+            while kernel is not None and kernel.node <= number:
+                for value in kernel.over.values():
+                    now[self.parts[value]] -= self.sizes[value]
+                for value in kernel.writes:
+                    now[self.parts[value]] += self.sizes[value]
+                if now.sum() > most.sum():
+                    most = now.copy()
+                for value in set(kernel.frees) - set(kernel.over.values()):
+                    now[self.parts[value]] -= self.sizes[value]
+                kernel = next(runs, None)
+            most[_PART["other"]] += self.beside.get(number, 0)
+            found.append(Moment(origin=moment.origin, op=moment.op, peak=most, after=now.copy()))
+        return found
+
+
 class _Run:
     """Runs a half as its generated code would: a value is let go after its last use, what a collective reads once
     that is waited for."""
 
     def __init__(
-        self, storages: _Storages, constants: dict[str, Any], made: Callable[[str], list[torch.Tensor]]
+        self,
+        storages: _Storages,
+        constants: dict[str, Any],
+        made: Callable[[str], list[torch.Tensor]],
+        *,
+        compiled: bool,
     ) -> None:
-        self.storages, self.constants, self.made = storages, constants, made
+        self.storages, self.constants, self.made, self.compiled = storages, constants, made, compiled
 
     def __call__(
         self, graph: fx.Graph, given: list[Any], names: Sequence[str] = ()
@@ -240,6 +335,7 @@ class _Run:
         end = next(iter(graph.find_nodes(op="output")))
         gradients = set(end.all_input_nodes) if names else set()
         given.reverse()
+        record = self.storages.record = _Record(self.storages) if self.compiled else None
         for node in graph.nodes:
             if node.op == "placeholder":
                 env[node] = given.pop()
@@ -247,21 +343,35 @@ class _Run:
                 env[node] = self.constants[str(node.target)]
             elif node.op == "call_function":
                 self.storages.begin()
+                if record is not None:
+                    record.node = len(moments)
                 env[node] = self._call(node, env)
                 moments.append(self._after(node, env, gradients, done.get(node, ())))
                 continue
             for old in done.get(node, ()):
                 env.pop(old, None)
         results: Any = fx.map_arg(end.args[0], lambda n: env[n])
+        if record is not None:
+            env.clear()
+            moments = record.moments(moments, set(self.storages.alive))
         return list(results), moments
 
     def _call(self, node: fx.Node, env: dict[fx.Node, Any]) -> Any:
         held: Any = fx.map_arg((node.args, node.kwargs), lambda n: env[n])
         args, kwargs = held
         kind = _torch.COLLECTIVES.get(node.target)  # type: ignore[arg-type]
+        record = self.storages.record
         if kind is not None:
-            return _collective(kind, args[0], tuple(args[1:]))
+            if record is None:
+                return _collective(kind, args[0], tuple(args[1:]))
+            record.collective = kind, args[0]
+            found = _collective(kind, args[0], tuple(args[1:]))
+            record.collective = None
+            return found
         if node.target is _torch.functional.wait_tensor.default:
+            sources = [n for n in node.all_input_nodes[0].all_input_nodes]
+            if record is not None and _torch.COLLECTIVES.get(node.all_input_nodes[0].target) != "all_reduce":  # type: ignore[call-overload]
+                record.waits([t for n in sources for t in _tensors(env[n])])
             return args[0]
         if node.target is attention_backward:
             self.storages.beside(_accumulators(args[1]))
@@ -294,6 +404,15 @@ class _Run:
         for old in done:
             env.pop(old, None)
         return Moment(origin=origin, op=kind == "op", peak=peak, after=np.array(self.storages.now))
+
+
+def _leaves(value: Any) -> Iterator[torch.Tensor]:
+    """The tensors in arguments of an op."""
+    for each in value:
+        if isinstance(each, torch.Tensor):
+            yield each
+        elif isinstance(each, (tuple, list)):
+            yield from _leaves(each)
 
 
 def _tensors(value: Any) -> Iterator[torch.Tensor]:

@@ -12,7 +12,7 @@ from torch import nn
 
 from ..plans.conflict import Conflict
 from .api import draft
-from .problem import Problem, Row
+from .least import costing
 from .scenario import Found, Scenario
 
 __all__ = ["explain_infeasible"]
@@ -123,7 +123,11 @@ class _Conflicts:
         """The plan with the fewest bytes at `moment`: they take the place of seconds, in units of `_UNIT`."""
         prepared = self.scenario.draft(limit=_NO_LIMIT, free=True)
         row = self.scenario.open.timeline.row(moment, float(_NO_LIMIT))
-        prepared.formulation = replace(prepared.formulation, problem=_costing(prepared.formulation.problem, row))
+        problem = costing(prepared.formulation.problem, row, _UNIT)
+        if problem.nodes:
+            # The seconds that are in it too are taken to be one at most.
+            problem = replace(problem, nodes=(problem.nodes[0] - 1.0, *problem.nodes[1:]))
+        prepared.formulation = replace(prepared.formulation, problem=problem)
         return self.scenario.solve(prepared, share=0.2, gap=1e-4)
 
 
@@ -131,15 +135,3 @@ def _counted(found: Found) -> int:
     """Bytes that the plan found takes."""
     assert found.solution is not None
     return found.draft.write(found.solution).predicted.memory.peak_bytes
-
-
-def _costing(problem: Problem, row: Row) -> Problem:
-    nodes = list(problem.nodes)
-    edges = dict(problem.edges)
-    for node, values in row.nodes.items():
-        nodes[node] = nodes[node] + values / _UNIT
-    for pair, values in row.edges.items():
-        edges[pair] = edges.get(pair, 0.0) + values / _UNIT
-    if nodes:
-        nodes[0] = nodes[0] - 1.0
-    return replace(problem, nodes=tuple(nodes), edges=edges)

@@ -14,6 +14,7 @@ import numpy as np
 
 from ..plans.errors import Infeasible
 from ..plans.meshes import Mesh
+from .least import costing
 from .problem import Solution, evaluate
 from .solver import Progress, solve
 
@@ -32,6 +33,8 @@ _GRACE = 1.25
 _LEAST_S = 5.0
 # An estimate that is over the limit by this factor, or under it, needs no count.
 _OVER, _UNDER = 1.1, 0.5
+# Of how many moments the least memory is looked for, and how much more a limit's worth of bytes weighs there than time.
+_MOMENTS, _WEIGHT = 3, 100.0
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -82,6 +85,8 @@ def solve_within(
                 return search.told(solution, time.perf_counter() - began)
             if solution.status == "interrupted":
                 raise KeyboardInterrupt
+    if (small := search.smallest(max(_LEAST_S, time_limit_s / 4))) is not None:
+        return search.told(small, time.perf_counter() - began)
     if (fitting := search.fitting(max(_LEAST_S, time_limit_s / 4))) is not None:
         return search.told(fitting, time.perf_counter() - began)
     raise search.infeasible()
@@ -155,6 +160,58 @@ class _Search:
         self.share = (self.low + self.high) / 2 if math.isfinite(self.high) else 1.0
         self.rooms = float(self.prepared.limit) - self.share * self.missed
 
+    def smallest(self, seconds_left: float) -> Solution | None:
+        """A plan that fits by the count where the estimate hides those that do: the one of least memory as estimated,
+        at the moments at which that is most, then the fastest that is estimated to take no more than it."""
+        if self.free is None:
+            return None
+        prepared, limit = self.prepared, float(self.prepared.limit)
+        until = time.perf_counter() + seconds_left
+        moment = int(np.argmax(prepared.timeline.profile(self.free.choices)))
+        for _ in range(_MOMENTS):
+            left = until - time.perf_counter()
+            if left <= 0:
+                return None
+            row = prepared.timeline.row(moment, math.inf)
+            unit = limit / (_WEIGHT * max(self.free.objective_s, 1e-9))
+            problem = costing(prepared.formulation.problem, row, unit)
+            least = solve(replace(problem, rows=()), time_limit_s=left, gap=1e-3)
+            profile = prepared.timeline.profile(least.choices)
+            self.met.setdefault(least.choices)
+            if self._counted(least.choices) <= limit:
+                return self._no_larger(least.choices, np.maximum(profile, limit), until)
+            if int(np.argmax(profile)) == moment:
+                return None
+            moment = int(np.argmax(profile))
+        return None
+
+    def _no_larger(self, small: tuple[int, ...], rooms: np.ndarray, until: float) -> Solution:
+        """The fastest plan that is estimated to stay within `rooms`, or else the plan `small`, which fits."""
+        assert self.free is not None
+        left = until - time.perf_counter()
+        try:
+            known = Known(plans=(small,))
+            found = within_rooms(self.prepared, rooms, left, known) if left > 1.0 else None
+        except Infeasible:
+            found = None
+        if found is None or self._counted(found.choices) > self.prepared.limit:
+            return self._as_found(small)
+        return replace(found, gap=self._gap(found.objective_s), status="feasible")
+
+    def _counted(self, choices: tuple[int, ...]) -> int:
+        return self.prepared.write(self._as_found(choices)).predicted.memory.peak_bytes
+
+    def _gap(self, seconds: float) -> float:
+        assert self.free is not None
+        return max(0.0, seconds - self.free.bound_s) / seconds
+
+    def _as_found(self, choices: tuple[int, ...]) -> Solution:
+        """The plan `choices` as a solution; its gap is to the bound of the search without limit."""
+        assert self.free is not None
+        seconds = evaluate(self.prepared.formulation.problem, choices)
+        gap = self._gap(seconds)
+        return replace(self.free, choices=choices, objective_s=seconds, gap=gap, status="feasible", others=())
+
     def fitting(self, seconds_left: float) -> Solution | None:
         """The fastest of the plans met that fits by the count, as far as they are counted in so many seconds; its gap
         is to the bound of the search without limit."""
@@ -166,11 +223,8 @@ class _Search:
         for plan in sorted(seconds, key=seconds.__getitem__)[:_COUNTED]:
             if time.perf_counter() > until:
                 break
-            value = seconds[plan]
-            gap = max(0.0, value - self.free.bound_s) / value
-            found = replace(self.free, choices=plan, objective_s=value, gap=gap, status="feasible", others=())
-            if self.prepared.write(found).predicted.memory.peak_bytes <= limit:
-                return found
+            if self._counted(plan) <= limit:
+                return self._as_found(plan)
         return None
 
     def told(self, solution: Solution, seconds: float) -> Solution:

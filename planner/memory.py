@@ -116,6 +116,7 @@ def _rank(
         early=plan.options.prefetch,
         device=torch.device("cpu" if cpu else "cuda"),
         rounds_to=1 if cpu else _CUDA_BYTES,
+        compiled=plan.options.compiled,
     )
     peaks = np.stack([m.peak for m in (*walked.forward, *walked.backward)])
     last = (*walked.forward, *walked.backward)[-1].after

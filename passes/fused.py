@@ -1,0 +1,279 @@
+"""What a half allocates when it is compiled: which values Inductor writes to memory, and when.
+
+The ops that the half runs eagerly were recorded (passes/footprint.py). Here they are followed as Inductor lowers them:
+pointwise values are computed where they are read until something needs them in memory, reductions and the ops that it
+does not generate (products, attention, collectives, sorting) write theirs, kernels of one domain that read each other
+are fused, and a value that only its own kernel reads is never written. A kernel may write over what it reads last.
+The thresholds are those of torch/_inductor/config.py, the rules those of its graph.py, ir.py and scheduler.py for CPUs.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+
+__all__ = ["Op", "Kernel", "kernels"]
+
+# Ops without the tag that are computed where they are read.
+_POINTWISE = frozenset(
+    "clone _to_copy cat constant_pad_nd index embedding gather slice_backward select_backward slice_scatter stack "
+    "select_scatter flip roll repeat tril triu where copy full arange scalar_tensor zeros zeros_like ones ones_like "
+    "full_like new_zeros new_ones new_full empty empty_like new_empty empty_strided index_select bernoulli rand "
+    "upsample_nearest2d native_dropout_backward nll_loss_backward reflection_pad1d lift_fresh_copy floor_divide "
+    "convert_element_type view_copy fill unfold_backward diagonal_backward _unsafe_view contiguous glu glu_backward "
+    "hardtanh_backward elu_backward avg_pool2d avg_pool2d_backward max_pool2d_with_indices_backward ge masked_fill "
+    "im2col expand_copy rot90 movedim_copy normal_functional mse_loss_backward logical_and polar complex".split()
+)
+_REDUCED = frozenset(
+    "sum mean amax amin max min var std var_mean argmax argmin any all prod logsumexp nll_loss_forward mse_loss "
+    "binary_cross_entropy linalg_vector_norm norm count_nonzero histc".split()
+)
+# Values over rows and what is normalised by them: small results, then one of the size of the input.
+_NORMALISED = frozenset(
+    "_softmax _log_softmax _safe_softmax native_layer_norm native_group_norm _fused_rms_norm native_batch_norm "
+    "_native_batch_norm_legit _native_batch_norm_legit_functional cudnn_batch_norm _softmax_backward_data "
+    "_log_softmax_backward_data native_layer_norm_backward native_group_norm_backward native_batch_norm_backward "
+    "_fused_rms_norm_backward _native_batch_norm_legit_no_training".split()
+)
+# Values are added to, or put into, a copy of the first one.
+_SCATTERED = frozenset(
+    "index_put _unsafe_index_put scatter scatter_add scatter_reduce index_add embedding_dense_backward index_copy".split()
+)
+# Written when read more than once on CPUs.
+_HEAVY = frozenset(
+    "exp log log10 log1p log2 sigmoid tanh silu silu_backward gelu softplus _log_softmax_backward_data".split()
+)
+# An op of a graph is about three of those that Inductor counts up to 50 of.
+_READS, _MOST_READS, _MOST_OPS = 4, 12, 16
+_RANDOM = frozenset(("bernoulli", "rand", "native_dropout", "normal_functional"))
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Op:
+    """One op that ran: the node of the half that it belongs to, by number, the values that it read and made (storages,
+    by number), and of how many elements the largest that it read and the largest that it made are."""
+
+    node: int
+    name: str
+    tagged: bool
+    reads: tuple[int, ...]
+    made: tuple[int, ...]
+    read_size: int
+    made_size: int
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Kernel:
+    """What runs as one: the node at which it does, the values that it writes to memory, those of them that take the
+    place of one that it reads last (new: old), and the values that nothing reads after it."""
+
+    node: int
+    writes: tuple[int, ...]
+    over: Mapping[int, int]
+    frees: tuple[int, ...]
+
+
+def kernels(ops: Sequence[Op], given: set[int], ends: set[int], sizes: Mapping[int, int]) -> list[Kernel]:
+    """The kernels of a half in the order in which they run. `given` are the values that it starts from, `ends` those
+    that are there after it, `sizes` the bytes of each value."""
+    lowered = sorted(_Lowering(ops, ends, sizes).made, key=lambda k: k.at)
+    group = _fused(lowered)
+    last = {g: number for number, g in enumerate(group)}
+    order = sorted(last, key=last.__getitem__)
+    position = {g: index for index, g in enumerate(order)}
+    maker = {v: position[group[n]] for n, kernel in enumerate(lowered) for v in kernel.writes}
+    reads: list[set[int]] = [set() for _ in order]
+    dies = dict(maker)
+    outside: set[int] = set(ends)
+    for number, kernel in enumerate(lowered):
+        here = position[group[number]]
+        reads[here] |= kernel.reads
+        for value in kernel.reads:
+            dies[value] = max(dies.get(value, here), here)
+            if maker.get(value) != here:
+                outside.add(value)
+        # What only waits is read by nobody, and what nobody reads is written all the same.
+        outside |= {v for v in kernel.writes if not kernel.fusible}
+    writes: list[list[int]] = [[] for _ in order]
+    for value, here in maker.items():
+        if value in outside:
+            writes[here].append(value)
+    frees: list[list[int]] = [[] for _ in order]
+    for value, here in dies.items():
+        if value not in ends and (value in given or value in outside):
+            frees[here].append(value)
+    found, node = [], 0
+    for here, g in enumerate(order):
+        node = max(node, lowered[last[g]].at)
+        over = _over(writes[here], [v for v in frees[here] if v in reads[here] and v not in given], sizes)
+        over = over if lowered[last[g]].replaces else {}
+        found.append(Kernel(node=node, writes=tuple(writes[here]), over=over, frees=tuple(frees[here])))
+    return found
+
+
+def _over(writes: Sequence[int], last: Sequence[int], sizes: Mapping[int, int]) -> dict[int, int]:
+    """Values written in place of one of the same size that is read last."""
+    free = {v for v in last if v not in writes}
+    over: dict[int, int] = {}
+    for value in writes:
+        old = next((v for v in free if sizes[v] == sizes[value]), None)
+        if old is not None:
+            free.discard(old)
+            over[value] = old
+    return over
+
+
+@dataclasses.dataclass(slots=True, kw_only=True, eq=False)
+class _Lowered:
+    """One kernel before fusion: what it writes and reads, its elements (`rows` where it reduces to so many), and
+    whether it may write over what it reads."""
+
+    at: int
+    writes: tuple[int, ...]
+    reads: set[int]
+    fusible: bool
+    replaces: bool
+    size: int = 0
+    rows: int = 0
+
+
+@dataclasses.dataclass(slots=True, kw_only=True, eq=False)
+class _Lazy:
+    """A value that is not written yet: the written values it reads, how many ops it takes, whether one is heavy."""
+
+    reads: set[int]
+    ops: int
+    heavy: bool
+    size: int
+    at: int
+
+
+class _Lowering:
+    """Follows the ops and collects kernels."""
+
+    def __init__(self, ops: Sequence[Op], ends: set[int], sizes: Mapping[int, int]) -> None:
+        self.made: list[_Lowered] = []
+        self.lazy: dict[int, _Lazy] = {}
+        self.ends, self.sizes = ends, sizes
+        self.users: dict[int, int] = {}
+        for op in ops:
+            for value in set(op.reads) if op.name != "wait" else ():
+                self.users[value] = self.users.get(value, 0) + 1
+        for op in ops:
+            self._lower(op)
+        for value in [v for v in self.lazy if v in ends]:
+            self._realize(value, self.lazy[value].at)
+
+    def _lower(self, op: Op) -> None:
+        if op.name == "wait":
+            self.made.append(_Lowered(at=op.node, writes=(), reads=set(op.reads), fusible=False, replaces=False))
+        elif not op.made:
+            return
+        elif op.name in _NORMALISED:
+            self._normalise(op)
+        elif op.name in _REDUCED:
+            self._write(op, fusible=True, size=op.read_size, rows=op.made_size)
+        elif op.name in _SCATTERED:
+            self._write(op, fusible=False, replaces=True)
+        elif op.name == "all_reduce":
+            # Done in place of what it reads, or of a copy.
+            self._write(op, fusible=False, replaces=True)
+        elif op.tagged or op.name in _POINTWISE:
+            self._compute(op)
+        else:
+            for value in op.reads:
+                self._realize(value, op.node)
+            self._write(op, fusible=False)
+
+    def _inputs(self, op: Op) -> set[int]:
+        found: set[int] = set()
+        for value in op.reads:
+            found |= self.lazy[value].reads if value in self.lazy else {value}
+        return found
+
+    def _write(self, op: Op, *, fusible: bool, replaces: bool | None = None, size: int = 0, rows: int = 0) -> None:
+        kernel = _Lowered(
+            at=op.node, writes=op.made, reads=self._inputs(op), fusible=fusible,
+            replaces=fusible if replaces is None else replaces, size=size, rows=rows,
+        )  # fmt: skip
+        self.made.append(kernel)
+
+    def _normalise(self, op: Op) -> None:
+        """Small results are written; a large one is computed where it is read, as far as that is worth it."""
+        most = max(self.sizes[v] for v in op.made)
+        large = [v for v in op.made if 2 * self.sizes[v] >= most]
+        small = tuple(v for v in op.made if v not in large)
+        reads = self._inputs(op)
+        if small:
+            kernel = _Lowered(
+                at=op.node, writes=small, reads=set(reads), fusible=True, replaces=True, size=op.read_size, rows=-1
+            )
+            self.made.append(kernel)
+        for value in large:
+            heavy = "softmax" in op.name
+            self.lazy[value] = _Lazy(reads=reads | set(small), ops=8, heavy=heavy, size=op.made_size, at=op.node)
+            self._settle(value, op)
+
+    def _compute(self, op: Op) -> None:
+        read = [self.lazy[v] for v in op.reads if v in self.lazy]
+        heavy = op.name in _HEAVY or any(lazy.heavy for lazy in read)
+        reads, count = self._inputs(op), 1 + sum(lazy.ops for lazy in read)
+        for value in op.made:
+            self.lazy[value] = _Lazy(reads=set(reads), ops=count, heavy=heavy, size=op.made_size, at=op.node)
+            self._settle(value, op)
+
+    def _settle(self, value: int, op: Op) -> None:
+        """Write a value that many read, that reads many, or that is given out as well as read."""
+        lazy, users = self.lazy[value], self.users.get(value, 0)
+        many = users > 1 and (lazy.heavy or lazy.ops > _MOST_OPS or len(lazy.reads) > _READS)
+        if many or op.name in _RANDOM or (users and value in self.ends) or len(lazy.reads) > _MOST_READS:
+            self._realize(value, op.node)
+
+    def _realize(self, value: int, at: int) -> None:
+        lazy = self.lazy.pop(value, None)
+        if lazy is not None:
+            kernel = _Lowered(at=at, writes=(value,), reads=lazy.reads, fusible=True, replaces=True, size=lazy.size)
+            self.made.append(kernel)
+
+
+def _fused(lowered: Sequence[_Lowered]) -> list[int]:
+    """For each kernel the number of the group that it is fused into."""
+    maker = {value: number for number, kernel in enumerate(lowered) for value in kernel.writes}
+    reads = [{maker[v] for v in kernel.reads if v in maker} for kernel in lowered]
+    group = list(range(len(lowered)))
+    members: dict[int, list[int]] = {g: [g] for g in group}
+    for number, kernel in enumerate(lowered):
+        for source in sorted(reads[number], reverse=True) if kernel.fusible else ():
+            a, b = group[source], group[number]
+            if a == b or not lowered[source].fusible or not _alike(lowered, members[a], members[b]):
+                continue
+            if not _through(reads, group, members, a, b):
+                for each in members.pop(a):
+                    group[each] = b
+                    members[b].append(each)
+    return group
+
+
+def _alike(lowered: Sequence[_Lowered], one: Sequence[int], other: Sequence[int]) -> bool:
+    """Whether two groups run over the same elements and reduce to the same rows."""
+    rows = {lowered[k].rows for k in (*one, *other) if lowered[k].rows > 0}
+    sizes = {lowered[k].size for k in (*one, *other)}
+    return len(rows) <= 1 and len(sizes - rows) <= 1
+
+
+def _through(
+    reads: Sequence[set[int]], group: Sequence[int], members: Mapping[int, Sequence[int]], source: int, reader: int
+) -> bool:
+    """Whether the group `reader` reads the group `source` also by way of another group."""
+    first = min(members[source])
+    stack = [m for k in members[reader] for m in reads[k] if m > first and group[m] not in (source, reader)]
+    seen: set[int] = set()
+    while stack:
+        at = group[stack.pop()]
+        if at not in seen:
+            seen.add(at)
+            further = {m for k in members[at] for m in reads[k]}
+            if any(group[m] in (source, reader) for m in further):
+                return True
+            stack.extend(m for m in further if m > first)
+    return False
