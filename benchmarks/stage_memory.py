@@ -29,6 +29,7 @@ from meshwright.passes.capture import capture
 from meshwright.passes.microbatches import microbatches
 from meshwright.passes.pipeline_runtime import parallelize_pipeline
 from meshwright.passes.trees import flatten_call
+from meshwright.planner.check import default_loss
 from meshwright.plans.plan import Plan
 
 SCHEDULES = ("1f1b", "zb-h1", "interleaved:2")
@@ -42,11 +43,12 @@ def measured(name: str, plan: Plan, rank: int, steps: int = 2) -> int:
     model, args, kwargs = MODELS[name][0]()
     tensors, tree = flatten_call(args, kwargs)
     one = tree.build(microbatches(tensors, tree, plan.pipeline.microbatches)[0])
-    captured = capture(model, *one, loss=loss_for(name), recompute=plan.options.recompute)
+    loss = loss_for(name) or default_loss
+    captured = capture(model, *one, loss=loss, recompute=plan.options.recompute)
     shape = (plan.pipeline.ranks, *plan.mesh.shape)
     with group_of(plan.pipeline.ranks * plan.mesh.size, rank * plan.mesh.size):
         grid = init_device_mesh("cpu", shape, mesh_dim_names=("pipeline", *plan.mesh.axis_names))
-        parallel: Any = parallelize_pipeline(model, captured, plan, grid, loss=loss_for(name))
+        parallel: Any = parallelize_pipeline(model, captured, plan, grid, loss=loss)
         with Storages() as storages:
             for module in parallel.modules():
                 for held in (module._parameters, module._buffers):
