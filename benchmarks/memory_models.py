@@ -61,8 +61,8 @@ def _t5() -> tuple[nn.Module, tuple, dict[str, Any]]:
 
 
 def _vit() -> tuple[nn.Module, tuple, dict[str, Any]]:
-    model = _made("ViTForImageClassification", "ViTConfig", hidden_size=256, num_hidden_layers=2,
-                  num_attention_heads=8, intermediate_size=1024, image_size=128, patch_size=8, num_labels=1000)  # fmt: skip
+    model = _made("ViTForImageClassification", "ViTConfig", hidden_size=256, num_hidden_layers=2, patch_size=8,
+                  num_attention_heads=8, intermediate_size=1024, image_size=128, num_labels=1000)  # fmt: skip
     images, labels = torch.empty(12, 3, 128, 128, device="meta"), torch.empty(12, dtype=torch.long, device="meta")
     return model, (), {"pixel_values": images, "labels": labels}
 

@@ -39,7 +39,7 @@ from meshwright.passes.runtime import parallelize
 from meshwright.plans.layouts import local_shape
 from meshwright.plans.plan import Plan
 
-__all__ = ["Storages", "group_of", "measure", "on_cpu", "optimizer_of"]
+__all__ = ["Storages", "group_of", "measure", "on_cpu", "optimizer_of", "rules_aside"]
 
 _functional = torch.ops._c10d_functional
 
@@ -153,14 +153,14 @@ def _train(call: Callable[..., Any], parallel: nn.Module, made: tuple, plan: Pla
 def _counted(
     parallel: nn.Module, captured: Captured, plan: Plan, grid: DeviceMesh, steps: int, storages: Storages
 ) -> int:
-    with FakeTensorMode(allow_non_fake_inputs=True), storages, _sharding_rules_aside(storages):
+    with FakeTensorMode(allow_non_fake_inputs=True), storages, rules_aside(storages):
         made = _made(parallel, captured, plan, grid)
         _train(parallel, parallel, made, plan, steps)
     return storages.peak
 
 
 @contextlib.contextmanager
-def _sharding_rules_aside(storages: Storages) -> Iterator[None]:
+def rules_aside(storages: Storages) -> Iterator[None]:
     """What DTensor makes to learn the shape of a result is fake in a real run, and so takes nothing there."""
     original = ShardingPropagator._propagate_tensor_meta_non_cached
 

@@ -22,7 +22,7 @@ from torch.distributed.tensor import DTensor
 sys.path.insert(0, str(Path(__file__).parent))
 
 from memory_models import MODELS, loss_for
-from rank_memory import Storages, group_of, on_cpu, optimizer_of
+from rank_memory import Storages, group_of, on_cpu, optimizer_of, rules_aside
 
 import meshwright
 from meshwright.passes.capture import capture
@@ -49,7 +49,7 @@ def measured(name: str, plan: Plan, rank: int, steps: int = 2) -> int:
     with group_of(plan.pipeline.ranks * plan.mesh.size, rank * plan.mesh.size):
         grid = init_device_mesh("cpu", shape, mesh_dim_names=("pipeline", *plan.mesh.axis_names))
         parallel: Any = parallelize_pipeline(model, captured, plan, grid, loss=loss)
-        with Storages() as storages:
+        with Storages() as storages, rules_aside(storages):
             for module in parallel.modules():
                 for held in (module._parameters, module._buffers):
                     for key, tensor in held.items():

@@ -37,7 +37,8 @@ _NORMALISED = frozenset(
 )
 # Values are added to, or put into, a copy of the first one.
 _SCATTERED = frozenset(
-    "index_put _unsafe_index_put scatter scatter_add scatter_reduce index_add embedding_dense_backward index_copy".split()
+    "index_put _unsafe_index_put scatter scatter_add scatter_reduce index_add index_copy "
+    "embedding_dense_backward".split()
 )
 # Written when read more than once on CPUs.
 _HEAVY = frozenset(
@@ -45,6 +46,12 @@ _HEAVY = frozenset(
 )
 # An op of a graph is about three of those that Inductor counts up to 50 of.
 _READS, _MOST_READS, _MOST_OPS = 4, 12, 16
+# What these give is not written over: they are not of a kernel's own making.
+_FOREIGN = frozenset(
+    "all_gather_into_tensor reduce_scatter_tensor all_to_all_single all_reduce topk sort cumsum convolution "
+    "convolution_backward _scaled_dot_product_flash_attention_for_cpu "
+    "_scaled_dot_product_flash_attention_for_cpu_backward".split()
+)
 _RANDOM = frozenset(("bernoulli", "rand", "native_dropout", "normal_functional"))
 
 
@@ -76,18 +83,19 @@ class Kernel:
 def kernels(ops: Sequence[Op], given: set[int], ends: set[int], sizes: Mapping[int, int]) -> list[Kernel]:
     """The kernels of a half in the order in which they run. `given` are the values that it starts from, `ends` those
     that are there after it, `sizes` the bytes of each value."""
+    foreign = given | {value for op in ops if op.name in _FOREIGN for value in op.made}
     lowered = sorted(_Lowering(ops, ends, sizes).made, key=lambda k: k.at)
     group = _fused(lowered)
     last = {g: number for number, g in enumerate(group)}
     order = sorted(last, key=last.__getitem__)
     position = {g: index for index, g in enumerate(order)}
     maker = {v: position[group[n]] for n, kernel in enumerate(lowered) for v in kernel.writes}
-    reads: list[set[int]] = [set() for _ in order]
+    direct: list[set[int]] = [set() for _ in order]
     dies = dict(maker)
     outside: set[int] = set(ends)
     for number, kernel in enumerate(lowered):
         here = position[group[number]]
-        reads[here] |= kernel.reads
+        direct[here] |= kernel.direct
         for value in kernel.reads:
             dies[value] = max(dies.get(value, here), here)
             if maker.get(value) != here:
@@ -105,8 +113,7 @@ def kernels(ops: Sequence[Op], given: set[int], ends: set[int], sizes: Mapping[i
     found, node = [], 0
     for here, g in enumerate(order):
         node = max(node, lowered[last[g]].at)
-        over = _over(writes[here], [v for v in frees[here] if v in reads[here] and v not in given], sizes)
-        over = over if lowered[last[g]].replaces else {}
+        over = _over(writes[here], [v for v in frees[here] if v in direct[here] and v not in foreign], sizes)
         found.append(Kernel(node=node, writes=tuple(writes[here]), over=over, frees=tuple(frees[here])))
     return found
 
@@ -125,23 +132,25 @@ def _over(writes: Sequence[int], last: Sequence[int], sizes: Mapping[int, int]) 
 
 @dataclasses.dataclass(slots=True, kw_only=True, eq=False)
 class _Lowered:
-    """One kernel before fusion: what it writes and reads, its elements (`rows` where it reduces to so many), and
-    whether it may write over what it reads."""
+    """One kernel before fusion: what it writes and reads, what of that it may write over, as it reads there what it
+    writes there, and its elements (`rows` where it reduces to so many)."""
 
     at: int
     writes: tuple[int, ...]
     reads: set[int]
+    direct: set[int]
     fusible: bool
-    replaces: bool
     size: int = 0
     rows: int = 0
 
 
 @dataclasses.dataclass(slots=True, kw_only=True, eq=False)
 class _Lazy:
-    """A value that is not written yet: the written values it reads, how many ops it takes, whether one is heavy."""
+    """A value that is not written yet: the written values it reads, those that it reads element by element, how many
+    ops it takes, whether one is heavy."""
 
     reads: set[int]
+    direct: set[int]
     ops: int
     heavy: bool
     size: int
@@ -166,24 +175,24 @@ class _Lowering:
 
     def _lower(self, op: Op) -> None:
         if op.name == "wait":
-            self.made.append(_Lowered(at=op.node, writes=(), reads=set(op.reads), fusible=False, replaces=False))
+            self.made.append(_Lowered(at=op.node, writes=(), reads=set(op.reads), direct=set(), fusible=False))
         elif not op.made:
             return
         elif op.name in _NORMALISED:
             self._normalise(op)
         elif op.name in _REDUCED:
-            self._write(op, fusible=True, size=op.read_size, rows=op.made_size)
+            self._write(op, set(), fusible=True, size=op.read_size, rows=op.made_size)
         elif op.name in _SCATTERED:
-            self._write(op, fusible=False, replaces=True)
+            self._write(op, self._direct(op.reads[:1]), fusible=False)
         elif op.name == "all_reduce":
             # Done in place of what it reads, or of a copy.
-            self._write(op, fusible=False, replaces=True)
+            self._write(op, self._direct(op.reads), fusible=False)
         elif op.tagged or op.name in _POINTWISE:
             self._compute(op)
         else:
             for value in op.reads:
                 self._realize(value, op.node)
-            self._write(op, fusible=False)
+            self._write(op, set(), fusible=False)
 
     def _inputs(self, op: Op) -> set[int]:
         found: set[int] = set()
@@ -191,11 +200,16 @@ class _Lowering:
             found |= self.lazy[value].reads if value in self.lazy else {value}
         return found
 
-    def _write(self, op: Op, *, fusible: bool, replaces: bool | None = None, size: int = 0, rows: int = 0) -> None:
+    def _direct(self, values: Sequence[int]) -> set[int]:
+        found: set[int] = set()
+        for value in values:
+            found |= self.lazy[value].direct if value in self.lazy else {value}
+        return found
+
+    def _write(self, op: Op, direct: set[int], *, fusible: bool, size: int = 0, rows: int = 0) -> None:
         kernel = _Lowered(
-            at=op.node, writes=op.made, reads=self._inputs(op), fusible=fusible,
-            replaces=fusible if replaces is None else replaces, size=size, rows=rows,
-        )  # fmt: skip
+            at=op.node, writes=op.made, reads=self._inputs(op), direct=direct, fusible=fusible, size=size, rows=rows
+        )
         self.made.append(kernel)
 
     def _normalise(self, op: Op) -> None:
@@ -203,23 +217,28 @@ class _Lowering:
         most = max(self.sizes[v] for v in op.made)
         large = [v for v in op.made if 2 * self.sizes[v] >= most]
         small = tuple(v for v in op.made if v not in large)
-        reads = self._inputs(op)
+        reads, direct = self._inputs(op), self._direct(op.reads)
         if small:
             kernel = _Lowered(
-                at=op.node, writes=small, reads=set(reads), fusible=True, replaces=True, size=op.read_size, rows=-1
+                at=op.node, writes=small, reads=set(reads), direct=set(), fusible=True, size=op.read_size, rows=-1
             )
             self.made.append(kernel)
         for value in large:
             heavy = "softmax" in op.name
-            self.lazy[value] = _Lazy(reads=reads | set(small), ops=8, heavy=heavy, size=op.made_size, at=op.node)
+            self.lazy[value] = _Lazy(
+                reads=reads | set(small), direct=set(direct), ops=8, heavy=heavy, size=op.made_size, at=op.node
+            )
             self._settle(value, op)
 
     def _compute(self, op: Op) -> None:
         read = [self.lazy[v] for v in op.reads if v in self.lazy]
         heavy = op.name in _HEAVY or any(lazy.heavy for lazy in read)
         reads, count = self._inputs(op), 1 + sum(lazy.ops for lazy in read)
+        direct = self._direct(op.reads) if op.tagged else set()
         for value in op.made:
-            self.lazy[value] = _Lazy(reads=set(reads), ops=count, heavy=heavy, size=op.made_size, at=op.node)
+            self.lazy[value] = _Lazy(
+                reads=set(reads), direct=set(direct), ops=count, heavy=heavy, size=op.made_size, at=op.node
+            )
             self._settle(value, op)
 
     def _settle(self, value: int, op: Op) -> None:
@@ -232,7 +251,9 @@ class _Lowering:
     def _realize(self, value: int, at: int) -> None:
         lazy = self.lazy.pop(value, None)
         if lazy is not None:
-            kernel = _Lowered(at=at, writes=(value,), reads=lazy.reads, fusible=True, replaces=True, size=lazy.size)
+            kernel = _Lowered(
+                at=at, writes=(value,), reads=lazy.reads, direct=lazy.direct, fusible=True, size=lazy.size
+            )
             self.made.append(kernel)
 
 

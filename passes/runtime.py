@@ -37,8 +37,14 @@ from .trees import Tree, flatten_call
 __all__ = ["Parallel", "Program", "parallelize"]
 
 LossFunction = Callable[[Any], torch.Tensor]
-# On CPUs Inductor would join kernels that share nothing, and so make copies long before they are read.
-_COMPILE: dict[str, Any] = {"cpp.max_horizontal_fusion_size": 1}
+# On CPUs Inductor would join kernels that share nothing, and so make copies long before they are read. Everywhere it
+# would move what only leaves the graph to its end, and so keep what gradients of weights are made of until then, and
+# would keep buffers that nobody needs for others of their size to come.
+_COMPILE: dict[str, Any] = {
+    "cpp.max_horizontal_fusion_size": 1,
+    "reorder_for_locality": False,
+    "allow_buffer_reuse": False,
+}
 
 
 class Program:

@@ -14,7 +14,7 @@ from ..plans.plan import Plan
 from ..plans.words import bytes_words
 from .pipeline import Clock
 from .pipeline_draft import PipelineDraft
-from .pipelined import Joined, sending, solved_units
+from .pipelined import Joined, rank_limits, sending, solved_units
 from .staging import PUBLISHED, Staged, published_stages, restaged, stage_units
 from .units import Unit
 
@@ -62,8 +62,8 @@ class _Others:
             return
         try:
             staged = stage_units(
-                self.units, self.held.ranks, self.held.microbatches, send_s=self.send_s, limit=self.prepared.limit,
-                clock=Clock(limit_s=seconds),
+                self.units, self.held.ranks, self.held.microbatches, send_s=self.send_s,
+                limits=rank_limits(self.prepared, self.held.ranks), clock=Clock(limit_s=seconds),
             )  # fmt: skip
         except Infeasible:
             return
@@ -84,7 +84,7 @@ class _Others:
 
     def _told(self, condition: str, subject: str, staged: Staged) -> Alternative:
         prepared = self.prepared
-        over = staged.peak_bytes - prepared.limit
+        over = staged.over_bytes(rank_limits(prepared, self.held.ranks))
         made = Joined(
             degrees=prepared.degrees, prepared=prepared, solution=self.solution, staged=staged, bound_s=0.0
         ).plan()

@@ -28,7 +28,7 @@ from .staging import Staged, stage_units
 from .units import Unit, units_of
 from .write import write_plan
 
-__all__ = ["Degrees", "Joined", "joined_draft", "polished", "sending", "solve_joined", "solved_units"]
+__all__ = ["Degrees", "Joined", "joined_draft", "polished", "rank_limits", "sending", "solve_joined", "solved_units"]
 
 Stager = Callable[[Solution], Staged]
 
@@ -112,12 +112,14 @@ def solve_joined(
     rank; what the ranks of the pipeline really take corrects that, as a count corrects a plan without one. None when no
     plan of these degrees takes less than `better_than_s` seconds. Raises Infeasible when none fits.
     """
-    ranks, count, limit = degrees.pipeline, degrees.microbatches, prepared.limit
+    ranks, count = degrees.pipeline, degrees.microbatches
+    limits = rank_limits(prepared, ranks)
+    limit = sum(limits) / ranks
     estimate = copy.copy(prepared)
     estimate.timeline = prepared.timeline.staged(ranks, min(ranks, count))
     send_s = sending(prepared, degrees)
     clock = Clock(limit_s=time_limit_s)
-    room, too_much, known = float(limit), np.inf, Known(plans=() if warm is None else (tuple(warm),))
+    room, too_much, known = limit, np.inf, Known(plans=() if warm is None else (tuple(warm),))
     failed: Infeasible | None = None
     for round_ in range(_ROUNDS):
         left = max(1.0, clock.left_s / (_ROUNDS - round_))
@@ -138,32 +140,43 @@ def solve_joined(
         else:
             units = solved_units(prepared, solution)
             search = Clock(limit_s=min(_DRAFT_S, max(0.5, 0.1 * clock.left_s)))
-            staged = stage_units(units, ranks, count, send_s=send_s, limit=limit, schedule=schedule, clock=search)
-        if staged.peak_bytes <= limit:
+            staged = stage_units(units, ranks, count, send_s=send_s, limits=limits, schedule=schedule, clock=search)
+        over = staged.over_bytes(limits)
+        if over <= 0:
             binds = round_ > 0 or any(price > 0 for price in solution.prices.values())
             return Joined(
                 degrees=degrees, prepared=prepared, solution=solution, staged=staged, bound_s=bound, binds=binds
             )
-        over = staged.peak_bytes - limit
         failed = Infeasible(f"the fullest device takes {over} bytes too much")
         too_much = min(too_much, room)
-        room *= max(0.5, 0.98 * limit / staged.peak_bytes)
+        room *= max(0.5, 0.98 * limit / (limit + over))
     raise Infeasible(
-        f"'memory_limit_bytes' must leave a plan of {degrees}, got {limit} bytes per device: {failed}; use more "
+        f"'memory_limit_bytes' must leave a plan of {degrees}, got {min(limits)} bytes per device: {failed}; use more "
         "devices, smaller micro-batches or a higher limit"
     ) from failed
+
+
+def rank_limits(prepared: Draft, ranks: int) -> tuple[int, ...]:
+    """Bytes that a device of each of `ranks` pipeline ranks may fill: the limit that was asked for, or that of the
+    smallest of its devices."""
+    own = prepared.cluster.memory_bytes
+    if prepared.options.memory_limit_bytes is not None or not isinstance(own, tuple):
+        return (prepared.limit,) * ranks
+    size = prepared.formulation.mesh.size
+    return tuple(min(own[rank * size : (rank + 1) * size]) for rank in range(ranks))
 
 
 def polished(joined: Joined, seconds: float, schedule: str = "auto") -> Joined:
     """The same sharding with the best pipeline found in so many seconds more."""
     degrees, prepared = joined.degrees, joined.prepared
+    limits = rank_limits(prepared, degrees.pipeline)
     if degrees.pipeline == 1 or schedule != "auto":
         return joined
     staged = stage_units(
         joined.staged.units, degrees.pipeline, degrees.microbatches,
-        send_s=sending(prepared, degrees), limit=prepared.limit, clock=Clock(limit_s=seconds),
+        send_s=sending(prepared, degrees), limits=limits, clock=Clock(limit_s=seconds),
     )  # fmt: skip
-    if staged.peak_bytes > prepared.limit or staged.step_s >= joined.step_s:
+    if staged.over_bytes(limits) > 0 or staged.step_s >= joined.step_s:
         return joined
     return replace(joined, staged=staged)
 
@@ -211,7 +224,7 @@ def _written(joined: Joined) -> Plan:
         hidden_communication_s=one.hidden_communication_s * times,
         optimizer_s=one.optimizer_s * times,
         recompute_s=one.recompute_s * times,
-        memory=_memory(staged, prepared.limit),
+        memory=_memory(staged, rank_limits(prepared, degrees.pipeline)),
     )
     solver = msgspec.structs.replace(
         plan.solver,
@@ -233,9 +246,9 @@ def _scaled(one: Predicted, step_s: float) -> tuple[float, float] | None:
     return low * step_s / one.step_time_s, high * step_s / one.step_time_s
 
 
-def _memory(staged: Staged, limit: int) -> Memory:
-    """What the fullest device holds: its stages' tensors throughout, the rest at the fullest moment."""
-    rank = int(np.argmax(staged.peaks))
+def _memory(staged: Staged, limits: Sequence[int]) -> Memory:
+    """What the device holds that has least left: its stages' tensors throughout, the rest at the fullest moment."""
+    rank = int(np.argmax(np.subtract(staged.peaks, limits)))
     edges = [0, *staged.cuts, len(staged.units)]
     mine = [u for s in staged.schedule.stages_of(rank) for u in staged.units[edges[s] : edges[s + 1]]]
     parts = [sum(getattr(u, f"{kind}_bytes") for u in mine) for kind in ("parameters", "gradients", "optimizer")]
@@ -248,5 +261,5 @@ def _memory(staged: Staged, limit: int) -> Memory:
         communication_bytes=0,
         other_bytes=0,
         peak_bytes=staged.peaks[rank],
-        limit_bytes=limit,
+        limit_bytes=limits[rank],
     )

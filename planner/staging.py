@@ -52,6 +52,10 @@ class Staged:
         """Bytes on the fullest device."""
         return max(self.peaks)
 
+    def over_bytes(self, limits: Sequence[int]) -> int:
+        """Bytes by which some rank takes more than its limit, negative where none does."""
+        return max(peak - limit for peak, limit in zip(self.peaks, limits, strict=True))
+
     def pipeline(self, reduce: Literal["step", "microbatch"] = "step") -> Pipeline:
         """As a plan writes it down; `reduce` says when gradients are reduced."""
         firsts = [self.units[at].first for at in (0, *self.cuts)]
@@ -67,11 +71,12 @@ def stage_units(
     microbatches: int,
     *,
     send_s: Callable[[float], float],
-    limit: int,
+    limits: Sequence[int],
     schedule: str = "auto",
     clock: Clock,
 ) -> Staged:
-    """The fastest pipeline found in the time of `clock` within `limit` bytes per device, else the one of least memory.
+    """The fastest pipeline found in the time of `clock` within `limits`, bytes of a device of each
+    pipeline rank, else the one of least memory.
 
     send_s     seconds of handing so many bytes to another pipeline rank
     schedule   auto, or a published one (see planner/zoo), for which the partition is balanced
@@ -83,9 +88,11 @@ def stage_units(
     found = list(published_stages(units, ranks, microbatches, published, send_s, skip=schedule == "auto"))
     bound = 0.0
     if schedule == "auto" and ranks > 1:
-        searched, bound = _searched(units, ranks, microbatches, send_s, limit, clock)
+        searched, bound = _searched(units, ranks, microbatches, send_s, limits, clock)
         found += searched
-    best = min(found, key=lambda one: (max(0, one.peak_bytes - limit), one.step_s))
+    if all(one.over_bytes(limits) > 0 for one in found):
+        found += _squeezed(units, microbatches, limits, schedule, send_s)
+    best = min(found, key=lambda one: (max(0, one.over_bytes(limits)), one.step_s))
     best = _fused(best, send_s) if schedule == "auto" else best
     return Staged(
         units=best.units, cuts=best.cuts, schedule=best.schedule, costs=best.costs, simulation=best.simulation,
@@ -161,6 +168,7 @@ def published_stages(
         if len(units) < stages:
             continue
         cuts = balanced_cuts([u.forward_s + u.input_s + u.weight_s for u in units], stages)
+        assert cuts is not None
         parts = [[getattr(u, kind) for u in units] for kind in ("forward_s", "input_s", "weight_s")]
         mean = tuple(sum(part) / stages for part in parts)
         try:
@@ -177,7 +185,7 @@ def _searched(
     ranks: int,
     microbatches: int,
     send_s: Callable[[float], float],
-    limit: int,
+    limits: Sequence[int],
     clock: Clock,
 ) -> tuple[list[Staged], float]:
     """What the search over partition, placement and order finds, and its bound."""
@@ -192,26 +200,48 @@ def _searched(
     )
     found: list[Staged] = []
     held = sum(u.held_bytes for u in units) / ranks
-    room = max(0.0, limit - held - max(_passing(u) for u in units))
+    taken = held + max(_passing(u) for u in units)
+    rooms = [limit - taken for limit in limits]
     bound = 0.0
     seconds = clock.left_s / _TRIES
-    for attempt in range(_TRIES):
+    for attempt in range(_TRIES if min(rooms) > 0 else 0):
         until = Clock(limit_s=max(0.2, seconds))
         try:
-            tuned = tune_profile(profile, ranks, microbatches, limits=[room] * ranks, clock=until, seed=attempt)
+            tuned = tune_profile(profile, ranks, microbatches, limits=rooms, clock=until, seed=attempt)
         except Infeasible:
             break
         assert tuned.cuts is not None
         found.append(_staged(units, tuned.cuts, tuned.schedule, send_s))
         if attempt == 0:
             bound = tuned.lower_bound / _SCALE
-        over = found[-1].peak_bytes - limit
+        over = found[-1].over_bytes(limits)
         if over <= 0:
             break
-        room -= 1.02 * over
-        if room <= 0:
+        rooms = [room - 1.02 * over for room in rooms]
+        if min(rooms) <= 0:
             break
     return found, bound
+
+
+def _squeezed(
+    units: Sequence[Unit], microbatches: int, limits: Sequence[int], schedule: str, send_s: Callable[[float], float]
+) -> Iterator[Staged]:
+    """One stage per rank, as many units in each as there is memory for: of such partitions the one that is most even.
+    Schedules of one stage per rank save what at most `ranks - rank` micro-batches do."""
+    ranks = len(limits)
+    names = ("1f1b", "zb-h1") if schedule == "auto" else (schedule,)
+
+    def fits(rank: int, piece: Sequence[Unit]) -> bool:
+        held = sum(u.held_bytes for u in piece)
+        saved = min(ranks - rank, microbatches) * sum(u.saved_bytes for u in piece)
+        return held + max(sum(u.step_bytes for u in piece), saved + _most_passing(piece)) <= limits[rank]
+
+    seconds = [u.forward_s + u.input_s + u.weight_s for u in units]
+    cuts = balanced_cuts(seconds, ranks, lambda rank, start, end: fits(rank, units[start:end]))
+    for name in names if cuts is not None and chunks_of(names[0]) == 1 else ():
+        assert cuts is not None
+        mean = tuple(sum(getattr(u, k) for u in units) / ranks for k in ("forward_s", "input_s", "weight_s"))
+        yield _staged(units, cuts, named_schedule(name, ranks, microbatches, costs=mean), send_s)  # type: ignore[arg-type]
 
 
 def _passing(unit: Unit) -> int:
@@ -263,8 +293,11 @@ def _most_passing(piece: Sequence[Unit]) -> int:
     return most
 
 
-def balanced_cuts(costs: Sequence[float], stages: int) -> tuple[int, ...]:
-    """Cuts of units in a row into `stages` pieces, none empty, whose largest sum is least."""
+def balanced_cuts(
+    costs: Sequence[float], stages: int, fits: Callable[[int, int, int], bool] | None = None
+) -> tuple[int, ...] | None:
+    """Cuts of units in a row into `stages` pieces, none empty, whose largest sum is least; `fits` says whether a stage
+    may be the units from one index to before another. None where no pieces fit."""
     total = np.concatenate([[0.0], np.cumsum(costs)])
     count = len(costs)
     best = np.full((stages + 1, count + 1), np.inf)
@@ -274,8 +307,16 @@ def balanced_cuts(costs: Sequence[float], stages: int) -> tuple[int, ...]:
         for end in range(stage, count + 1):
             starts = np.arange(stage - 1, end)
             worst = np.maximum(best[stage - 1, starts], total[end] - total[starts])
+            if fits is not None:
+                open_ = np.isfinite(worst)
+                worst[open_] = [
+                    w if fits(stage - 1, int(a), end) else np.inf
+                    for w, a in zip(worst[open_], starts[open_], strict=True)
+                ]
             at = int(np.argmin(worst))
             best[stage, end], come[stage, end] = worst[at], starts[at]
+    if not np.isfinite(best[stages, count]):
+        return None
     cuts: list[int] = []
     end = count
     for stage in range(stages, 1, -1):

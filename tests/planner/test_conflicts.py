@@ -43,9 +43,6 @@ def test_the_limits_that_conflict_do_and_none_can_be_spared() -> None:
         assert plan(*request(), **WHERE, memory_limit_bytes=limit, constraints=rest).nodes
 
 
-@pytest.mark.xfail(
-    strict=True, raises=Infeasible, reason="near the least memory the estimate's error hides plans that fit as counted"
-)
 def test_the_least_memory_fits_and_less_does_not() -> None:
     found = explain_infeasible(*request(), **WHERE, memory_limit_bytes=10**9)
     assert found.limits == ("memory limit of 1000000000 bytes per device",)

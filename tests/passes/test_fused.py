@@ -1,0 +1,51 @@
+"""What a compiled half writes to memory, on small programs by hand; sizes in bytes, one per element."""
+
+from __future__ import annotations
+
+from meshwright.passes.fused import Kernel, Op, kernels
+
+
+def op(name: str, reads: tuple[int, ...], made: int, node: int, size: int = 64, read_size: int = 64) -> Op:
+    return Op(
+        node=node, name=name, tagged=name in ("mul", "add", "exp"), reads=reads, made=(made,), read_size=read_size,
+        made_size=size,
+    )  # fmt: skip
+
+
+def run(ops: list[Op], given: set[int], ends: set[int]) -> list[Kernel]:
+    sizes = dict.fromkeys(given, 64) | {value: each.made_size for each in ops for value in each.made}
+    return kernels(ops, given, ends, sizes)
+
+
+def test_a_chain_between_products_is_one_kernel_and_writes_its_end() -> None:
+    ops = [op("mm", (0,), 1, 0), op("mul", (1,), 2, 1), op("add", (2, 1), 3, 2), op("mm", (3,), 4, 3)]
+    first, chain, last = run(ops, {0}, {0, 4})
+    assert (first.writes, last.writes) == ((1,), (4,))
+    # What it reads last is written over.
+    assert chain.writes == (3,) and chain.over == {3: 1}
+    assert set(last.frees) == {3}
+
+
+def test_what_is_given_out_is_written_and_what_is_given_is_not_written_over() -> None:
+    ops = [op("mul", (0,), 1, 0), op("add", (1,), 2, 1)]
+    written = {value for kernel in run(ops, {0}, {1, 2}) for value in kernel.writes}
+    assert written == {1, 2}
+    assert all(not kernel.over for kernel in run(ops, {0}, {2}))
+
+
+def test_a_heavy_value_that_two_products_read_is_written_once() -> None:
+    ops = [op("mm", (0,), 1, 0), op("exp", (1,), 2, 1), op("mm", (2,), 3, 2), op("mm", (2,), 4, 3)]
+    assert [kernel.writes for kernel in run(ops, {0}, {3, 4})] == [(1,), (2,), (3,), (4,)]
+
+
+def test_what_a_row_is_normalised_by_is_within_its_kernel() -> None:
+    ops = [op("mm", (0,), 1, 0), op("exp", (1,), 2, 1), op("sum", (2,), 3, 2, size=8), op("mul", (2, 3), 4, 3),
+           op("mm", (4,), 5, 4)]  # fmt: skip
+    assert [kernel.writes for kernel in run(ops, {0}, {5})] == [(1,), (4,), (5,)]
+
+
+def test_what_a_collective_reads_is_there_until_it_is_waited_for() -> None:
+    wait = Op(node=2, name="wait", tagged=False, reads=(0,), made=(), read_size=0, made_size=0)
+    ops = [op("all_gather_into_tensor", (0,), 1, 0), op("mm", (2,), 3, 1), wait, op("mm", (1,), 4, 3)]
+    frees = [kernel.frees for kernel in run(ops, {0, 2}, {2, 3, 4})]
+    assert 0 not in frees[0] and 0 in frees[2]
