@@ -103,6 +103,7 @@ def test_pipeline_ranks_fill_their_own_devices(small: int) -> None:
     assert found.pipeline is not None
     held = [0, 0]
     for stage in found.pipeline.stages:
+        assert stage.cost is not None
         held[stage.rank] += stage.cost.held_bytes
     assert held[small] < min(sizes) < held[1 - small] < max(sizes)
     memory = found.predicted.memory
