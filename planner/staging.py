@@ -111,7 +111,8 @@ def _fused(staged: Staged, send_s: Callable[[float], float]) -> Staged:
             if schedule == best.schedule:
                 continue
             other = _staged(staged.units, staged.cuts, schedule, send_s)
-            if other.step_s <= best.step_s * (1 + _EVEN) and other.peak_bytes <= best.peak_bytes:
+            fuller = any(a > b for a, b in zip(other.peaks, best.peaks, strict=True))
+            if other.step_s <= best.step_s * (1 + _EVEN) and not fuller:
                 best = other
                 break
     return best
