@@ -39,7 +39,7 @@ from meshwright.passes.runtime import parallelize
 from meshwright.plans.layouts import local_shape
 from meshwright.plans.plan import Plan
 
-__all__ = ["Storages", "group_of", "measure", "on_cpu", "optimizer_of", "rules_aside"]
+__all__ = ["Storages", "fill", "group_of", "measure", "optimizer_of", "rules_aside"]
 
 _functional = torch.ops._c10d_functional
 
@@ -95,11 +95,7 @@ def group_of(size: int, rank: int) -> Iterator[None]:
 
 def _made(parallel: nn.Module, captured: Captured, plan: Plan, grid: DeviceMesh) -> tuple[list[Any], dict[str, Any]]:
     """Tensors in place of the meta ones of `parallel`, and pieces of inputs to call it with."""
-    for module in parallel.modules():
-        for held in (module._parameters, module._buffers):
-            for key, tensor in held.items():
-                if tensor is not None and tensor.device.type == "meta":
-                    held[key] = on_cpu(tensor)
+    fill(parallel)
     lookup, coordinate = PlanLookup(plan), tuple(grid.get_coordinate() or ())
     given: list[DTensor] = []
     for source in captured.sources.values():
@@ -119,6 +115,18 @@ def _made(parallel: nn.Module, captured: Captured, plan: Plan, grid: DeviceMesh)
             given.append(whole.requires_grad_(source.requires_grad))
     args, kwargs = captured.input_tree.build(given)
     return list(args), dict(kwargs)
+
+
+def fill(parallel: nn.Module) -> None:
+    """Tensors in place of the meta ones of `parallel`; what is tied stays so."""
+    made: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}  # by identity, which lasts while the old one is held
+    for module in parallel.modules():
+        for held in (module._parameters, module._buffers):
+            for key, tensor in held.items():
+                if tensor is not None and tensor.device.type == "meta":
+                    if id(tensor) not in made:
+                        made[id(tensor)] = tensor, on_cpu(tensor)
+                    held[key] = made[id(tensor)][1]  # type: ignore[assignment]
 
 
 def on_cpu(tensor: torch.Tensor) -> torch.Tensor:

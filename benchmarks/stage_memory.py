@@ -22,7 +22,7 @@ from torch.distributed.tensor import DTensor
 sys.path.insert(0, str(Path(__file__).parent))
 
 from memory_models import MODELS, loss_for
-from rank_memory import Storages, group_of, on_cpu, optimizer_of, rules_aside
+from rank_memory import Storages, fill, group_of, optimizer_of, rules_aside
 
 import meshwright
 from meshwright.passes.capture import capture
@@ -50,11 +50,7 @@ def measured(name: str, plan: Plan, rank: int, steps: int = 2) -> int:
         grid = init_device_mesh("cpu", shape, mesh_dim_names=("pipeline", *plan.mesh.axis_names))
         parallel: Any = parallelize_pipeline(model, captured, plan, grid, loss=loss)
         with Storages() as storages, rules_aside(storages):
-            for module in parallel.modules():
-                for held in (module._parameters, module._buffers):
-                    for key, tensor in held.items():
-                        if tensor is not None and tensor.device.type == "meta":
-                            held[key] = on_cpu(tensor)
+            fill(parallel)
             batch = [torch.zeros(t.shape, dtype=t.dtype) for t in tensors]
             given, named = tree.build(batch)
             trained = [p for p in parallel.parameters() if isinstance(p, DTensor) and p.requires_grad]
