@@ -28,7 +28,7 @@ from meshwright.cost_models.fitting import predicted_s
 from meshwright.planner.calibrate import calibrate
 from meshwright.planner.calibrate.clock import take
 from meshwright.planner.calibrate.sweeps import attention_case, product_case, streamed_case
-from meshwright.planner.gloo import free_port
+from meshwright.planner.checking.gloo import free_port
 from meshwright.specs import gpt2, llama, mixtral, vit
 
 LIMIT_S = 460.0

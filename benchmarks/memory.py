@@ -27,9 +27,9 @@ from memory_models import MODELS, loss_for
 from rank_memory import measure
 
 from meshwright.planner.api import Draft, draft
+from meshwright.planner.checking.verify import random_plan
 from meshwright.planner.fitting import solve_within
-from meshwright.planner.memory import counted
-from meshwright.planner.verify import random_plan
+from meshwright.planner.sharding.memory import counted
 from meshwright.plans.errors import Infeasible
 from meshwright.plans.plan import Plan
 

@@ -18,7 +18,7 @@ from typing import Any
 
 import meshwright
 from meshwright.planner.api import plan_draft
-from meshwright.planner.capturing import Traces
+from meshwright.planner.sharding.capturing import Traces
 from meshwright.specs import load_spec
 
 MESHES = {8: "8", 64: "8x8", 256: "32x8"}

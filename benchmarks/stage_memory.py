@@ -29,7 +29,7 @@ from meshwright.passes.capture import capture
 from meshwright.passes.microbatches import microbatches
 from meshwright.passes.pipeline_runtime import parallelize_pipeline
 from meshwright.passes.trees import flatten_call
-from meshwright.planner.check import default_loss
+from meshwright.planner.checking.check import default_loss
 from meshwright.plans.plan import Plan
 
 SCHEDULES = ("1f1b", "zb-h1", "interleaved:2")

@@ -27,7 +27,7 @@ import torch.multiprocessing as mp
 from torch import Tensor, nn
 
 import meshwright as mw
-from meshwright.planner.gloo import free_port
+from meshwright.planner.checking.gloo import free_port
 from meshwright.specs import gpt2, llama, mixtral, vit
 
 RECIPES = ("ddp", "fsdp", "tp")

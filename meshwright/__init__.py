@@ -12,13 +12,13 @@ if TYPE_CHECKING:
     from .planner.adapt import adapt
     from .planner.api import plan
     from .planner.apply import apply, autoparallelize
-    from .planner.conflicts import explain_infeasible
-    from .planner.constraints import Constraint
-    from .planner.elastic import Elastic, elastic
-    from .planner.explain import explain
-    from .planner.own_rules import OpRule
-    from .planner.regions import any_of
-    from .planner.verify import check
+    from .planner.checking.verify import check
+    from .planner.explaining.conflicts import explain_infeasible
+    from .planner.explaining.explain import explain
+    from .planner.sharding.constraints import Constraint
+    from .planner.sharding.own_rules import OpRule
+    from .planner.sharding.regions import any_of
+    from .planner.training.elastic import Elastic, elastic
     from .planner.workloads import workload_of
     from .plans import VERSION as __version__
     from .plans import (
@@ -88,17 +88,17 @@ __all__ = [
 ]
 
 _FROM_PLANNER = {
-    "Constraint": "constraints",
-    "Elastic": "elastic",
-    "OpRule": "own_rules",
+    "Constraint": "sharding.constraints",
+    "Elastic": "training.elastic",
+    "OpRule": "sharding.own_rules",
     "adapt": "adapt",
-    "any_of": "regions",
+    "any_of": "sharding.regions",
     "apply": "apply",
     "autoparallelize": "apply",
-    "check": "verify",
-    "elastic": "elastic",
-    "explain": "explain",
-    "explain_infeasible": "conflicts",
+    "check": "checking.verify",
+    "elastic": "training.elastic",
+    "explain": "explaining.explain",
+    "explain_infeasible": "explaining.conflicts",
     "plan": "api",
     "workload_of": "workloads",
 }

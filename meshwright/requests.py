@@ -10,13 +10,13 @@ import msgspec
 
 from .planner.adapt import adapt, differences, reprice
 from .planner.api import plan
-from .planner.check import CheckReport
-from .planner.conflicts import explain_infeasible
-from .planner.explain import explain
-from .planner.price_notes import PriceNote, price_of
-from .planner.replan import replan as replan_plan
-from .planner.streams import Streams, streams_of
-from .planner.verify import check
+from .planner.checking.check import CheckReport
+from .planner.checking.verify import check
+from .planner.explaining.conflicts import explain_infeasible
+from .planner.explaining.explain import explain
+from .planner.explaining.price_notes import PriceNote, price_of
+from .planner.explaining.streams import Streams, streams_of
+from .planner.replanning.replan import replan as replan_plan
 from .plans import (
     Adapted,
     Cluster,
@@ -212,7 +212,8 @@ def replan(
 ) -> Replacement:
     """The plan that takes over when devices are dead (0) or slow (below 1), and what moves; devices are ranks of
     `plan`. The model is `model` with its inputs of the whole batch, or that of `spec`, or the one that the plan
-    records. `options` are those of `meshwright.planner.replan.replan`: horizon_s, tries, time_limit_s, rules."""
+    records. `options` are those of
+    `meshwright.planner.replanning.replan.replan`: horizon_s, tries, time_limit_s, rules."""
     if model is None:
         origin = plan.model.origin
         if spec is None and origin is None:

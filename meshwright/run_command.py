@@ -55,7 +55,7 @@ def run_command(
             "'--join' must not be given with --nodes or --listen, got both; these are the first machine's"
         )
     _check_address("--listen", listen)
-    from .planner.supervisor import Limits, Node, Supervisor
+    from .planner.training.supervisor import Limits, Node, Supervisor
 
     if join is not None:
         _check_address("--join", join)
@@ -96,8 +96,8 @@ def members_command(
     if not drain and add is None and not speed:
         raise RequestError("'members' must be given --drain, --add or --speed, got none of them; e.g. --drain 3")
     speeds = [_speed(word) for word in speed]
-    from .planner.epochs import Event, post
-    from .planner.watch import connect
+    from .planner.training.epochs import Event, post
+    from .planner.training.watch import connect
 
     store: Any = connect(address, 10.0)
     for who in drain:

@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from .api import Draft, draft, plan, plan_draft
     from .apply import autoparallelize
-    from .constraints import Constraint
     from .fitting import solve_within
-    from .problem import Overlap, Problem, Row, Solution, evaluate
-    from .sampling import sample
-    from .solver import solve
+    from .sharding.constraints import Constraint
+    from .solver.problem import Overlap, Problem, Row, Solution, evaluate
+    from .solver.sampling import sample
+    from .solver.search import solve
 
 __all__ = [
     "Constraint",
@@ -37,11 +37,11 @@ __all__ = [
 _MODULES = {
     "api": ("Draft", "draft", "plan", "plan_draft"),
     "apply": ("autoparallelize",),
-    "constraints": ("Constraint",),
+    "sharding.constraints": ("Constraint",),
     "fitting": ("solve_within",),
-    "problem": ("Overlap", "Problem", "Row", "Solution", "evaluate"),
-    "sampling": ("sample",),
-    "solver": ("solve",),
+    "solver.problem": ("Overlap", "Problem", "Row", "Solution", "evaluate"),
+    "solver.sampling": ("sample",),
+    "solver.search": ("solve",),
 }
 _MODULE_OF = {name: module for module, names in _MODULES.items() for name in names}
 

@@ -16,11 +16,11 @@ from ..plans.plan import Plan
 from ..plans.stamps import paired
 from .api import Draft
 from .apply import check_torch
-from .explain import Given, draft_of, reopen
-from .own_rules import OpRule
-from .pipeline_draft import PipelineDraft
-from .recall import Recalled, recall
-from .scenario import Mask, Scenario
+from .explaining.explain import Given, draft_of, reopen
+from .explaining.scenario import Mask, Scenario
+from .sharding.own_rules import OpRule
+from .sharding.recall import Recalled, recall
+from .stages.pipeline_draft import PipelineDraft
 
 __all__ = ["adapt", "differences", "reprice"]
 

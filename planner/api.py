@@ -24,25 +24,25 @@ from ..plans.errors import Infeasible, RequestError
 from ..plans.meshes import Mesh
 from ..plans.plan import Model, Options, Plan
 from ..plans.recipes import Recipe
-from .accumulation import Accumulation
-from .capturing import Traces, captured_by_blocks
-from .check import default_loss
-from .constraints import Constraint, Constraints
-from .decisions import Formulation
+from .checking.check import default_loss
 from .dynamic import attach, dynamic_dims
 from .fitting import refuse_hopeless, solve_within
-from .floor import least_bytes
-from .folding import Blocks
-from .formulate import formulate
 from .interrupts import interrupts_wait
-from .memory import Count, counted
-from .optimizers import Optimizer
-from .own_rules import OpRule, attach_rules
-from .problem import Solution, Stats, evaluate
-from .recipes import recipe_constraints
-from .solver import Progress
-from .timeline import Timeline
-from .write import model_of, write_plan
+from .sharding.accumulation import Accumulation
+from .sharding.capturing import Traces, captured_by_blocks
+from .sharding.constraints import Constraint, Constraints
+from .sharding.decisions import Formulation
+from .sharding.floor import least_bytes
+from .sharding.folding import Blocks
+from .sharding.formulate import formulate
+from .sharding.memory import Count, counted
+from .sharding.optimizers import Optimizer
+from .sharding.own_rules import OpRule, attach_rules
+from .sharding.recipes import recipe_constraints
+from .sharding.timeline import Timeline
+from .sharding.write import model_of, write_plan
+from .solver.problem import Solution, Stats, evaluate
+from .solver.search import Progress
 
 __all__ = ["Draft", "draft", "plan", "plan_draft", "usual_mesh"]
 
@@ -184,7 +184,7 @@ def plan(
         on_progress=on_progress,
     )  # fmt: skip
     if pipeline is not None or microbatches is not None:
-        from .degrees import choose_degrees
+        from .stages.degrees import choose_degrees
 
         if warm is not None or cache is not None:
             raise RequestError("'warm' and 'cache' must be left out with 'pipeline' or 'microbatches', got one of them")

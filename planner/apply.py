@@ -27,9 +27,9 @@ from ..plans.plan import Plan
 from ..plans.sizes import check_sizes
 from .api import LossFunction, plan
 from .dynamic import at_planned_sizes, check_layouts
-from .folding import Blocks
-from .own_rules import OpRule
-from .write import model_of
+from .sharding.folding import Blocks
+from .sharding.own_rules import OpRule
+from .sharding.write import model_of
 
 __all__ = [
     "agreed",

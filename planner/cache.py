@@ -21,9 +21,9 @@ from ..plans import plan_file
 from ..plans.errors import PlanError, RequestError
 from ..plans.plan import Plan
 from ..plans.version import VERSION
-from .problem import Solution, Stats, evaluate
-from .recall import recall
-from .ways import Moved, Way
+from .sharding.recall import recall
+from .solver.problem import Solution, Stats, evaluate
+from .solver.ways import Moved, Way
 
 if TYPE_CHECKING:
     from .api import Draft

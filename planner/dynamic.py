@@ -23,8 +23,8 @@ from ..passes.trees import flatten_call
 from ..plans.errors import CaptureError, ReplayError, RequestError
 from ..plans.plan import DynamicDim, Plan
 from . import _torch
-from .own_rules import OpRule, attach_rules
-from .strategies import Strategies, Strategy
+from .sharding.own_rules import OpRule, attach_rules
+from .sharding.strategies import Strategies, Strategy
 
 __all__ = ["Dims", "at_planned_sizes", "attach", "call_at", "check_layouts", "dynamic_dims"]
 

@@ -1,6 +1,6 @@
 """The fastest plan that fits: searches under limits on what memory is estimated, until one fits by the count.
 
-What a problem limits is an estimate (planner/timeline.py); what a plan must fit is the count (planner/memory.py)."""
+What a problem limits is an estimate (sharding/timeline.py); what a plan must fit is the count (sharding/memory.py)."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ import numpy as np
 
 from ..plans.errors import Infeasible
 from ..plans.meshes import Mesh
-from .least import costing
-from .problem import Solution, evaluate
-from .solver import Progress, solve
+from .solver.least import costing
+from .solver.problem import Solution, evaluate
+from .solver.search import Progress, solve
 
 if TYPE_CHECKING:
     from .api import Draft

@@ -29,14 +29,14 @@ from ..plans.layouts import Layout, shard_dim
 from ..plans.marks import KEPT
 from ..plans.plan import DynamicDim, Plan
 from .api import Draft
-from .decisions import Decision, Reading
 from .dynamic import call_at, dynamic_dims
-from .explain import reopen
-from .hiding import keeps
-from .op_costs import Local, op_seconds
-from .own_rules import OpRule, attach_rules
-from .shares import charged
-from .transitions import STEP_S, step_between
+from .explaining.explain import reopen
+from .sharding.decisions import Decision, Reading
+from .sharding.hiding import keeps
+from .sharding.op_costs import Local, op_seconds
+from .sharding.own_rules import OpRule, attach_rules
+from .sharding.transitions import STEP_S, step_between
+from .stages.shares import charged
 
 __all__ = ["Writer", "workload_of"]
 

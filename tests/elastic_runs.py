@@ -18,8 +18,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-from meshwright.planner.processes import forked
-from meshwright.planner.supervisor import Limits, Supervisor
+from meshwright.planner.training.processes import forked
+from meshwright.planner.training.supervisor import Limits, Supervisor
 
 SCRIPT = str(Path(__file__).with_name("elastic_train.py"))
 WATCHDOG_S = 90.0

@@ -24,7 +24,7 @@ from torch.distributed.tensor._utils import compute_local_shape_and_global_offse
 
 import meshwright as mw
 from meshwright.passes import stage_executor
-from meshwright.planner import checkpoints, regroup
+from meshwright.planner.training import checkpoints, regroup
 from meshwright.specs.load import load_spec
 
 SAMPLES, SIZE, EPOCHS = 22, 6, 3

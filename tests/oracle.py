@@ -16,7 +16,7 @@ from meshwright.passes.lowerings import LOWERINGS
 from meshwright.passes.naming import draws_random
 from meshwright.passes.simulate import piece, run_ranks
 from meshwright.passes.trees import flatten_call
-from meshwright.planner.strategies import Strategy
+from meshwright.planner.sharding.strategies import Strategy
 from meshwright.plans.layouts import Layout, is_partial, local_range, local_shape
 from meshwright.plans.meshes import Mesh
 

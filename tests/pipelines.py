@@ -14,7 +14,7 @@ from meshwright.passes.microbatches import microbatch
 from meshwright.passes.places import forward_ops
 from meshwright.passes.stages import cut_stages
 from meshwright.planner.api import draft
-from meshwright.planner.verify import random_plan, usual_cluster
+from meshwright.planner.checking.verify import random_plan, usual_cluster
 from meshwright.plans import Action, Mesh, Pipeline, Plan, RequestError, Schedule
 
 __all__ = ["Tied", "Twisted", "batch_of", "pipelined", "random_firsts", "random_schedule"]

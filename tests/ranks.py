@@ -25,7 +25,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor
 
 import meshwright
-from meshwright.planner.check import in_float64
+from meshwright.planner.checking.check import in_float64
 from meshwright.specs import load_spec
 
 Results = Iterator[tuple[str, Any]]

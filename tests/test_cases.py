@@ -22,7 +22,7 @@ from torch import nn
 
 import meshwright
 from meshwright import Mesh, MeshwrightError, Plan
-from meshwright.planner.verify import usual_cluster
+from meshwright.planner.checking.verify import usual_cluster
 
 FOLDER = Path(__file__).parent / "cases"
 NAMES = sorted(path.stem for path in FOLDER.glob("*.py"))

@@ -25,6 +25,16 @@ MAY_USE = {
     "planner": set(ROOMS),
     "meshwright": {"plans", "planner"},
 }
+# Within the planner: what stands below its calls, and what of the planner that may use.
+BELOW_THE_CALLS = {
+    "zoo": set(),
+    "solver": set(),
+    "detector": set(),
+    "sharding": {"solver", "_torch"},
+    "pipeline": {"solver", "zoo"},
+    "resilience": {"pipeline"},
+    "lifetime": {"resilience"},
+}
 LIMIT_LINES = 500
 SOURCES = [
     path
@@ -64,6 +74,15 @@ def test_arrows_point_down_only(path: Path) -> None:
             assert len(parts) > 1 and parts[1] in MAY_USE[room], f"{room} must not import {name}"
         elif len(parts) > 1 and parts[1] in ROOMS:
             assert parts[1] in MAY_USE["meshwright"], f"the face must not import {name}"
+
+
+@pytest.mark.parametrize("part", BELOW_THE_CALLS)
+def test_what_stands_below_the_planners_calls_does_not_know_them(part: str) -> None:
+    files = sorted((ROOT / "planner" / part).rglob("*.py"))
+    assert files
+    for path in files:
+        used = {name.split(".")[2] for name in imports(path) if name.startswith("meshwright.planner.")}
+        assert used <= {part, *BELOW_THE_CALLS[part]}, f"{name_of(path)} must not use {used}"
 
 
 @pytest.mark.parametrize("room", ["plans", "cost_models"])

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from meshwright.passes import capture
-from meshwright.planner.verify import check
+from meshwright.planner.checking.verify import check
 from meshwright.plans.errors import CaptureError
 
 from .architectures import ARCHITECTURES, REFUSED

@@ -7,7 +7,7 @@ import torch
 
 from meshwright.passes import capture
 from meshwright.passes.naming import op_name
-from meshwright.planner.verify import check
+from meshwright.planner.checking.verify import check
 
 from .operations import OPERATIONS
 

@@ -18,7 +18,7 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 
-from ..gloo import free_port
+from ..checking.gloo import free_port
 from . import sweeps
 from .clock import Case, Timed, take
 

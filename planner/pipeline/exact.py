@@ -15,7 +15,7 @@ from typing import Any
 import pulp
 
 from ...plans import RequestError
-from ..program import highs
+from ..solver.program import highs
 from .profiles import LayerProfile
 
 __all__ = ["exact_time"]

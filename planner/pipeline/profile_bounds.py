@@ -16,7 +16,7 @@ from collections.abc import Sequence
 import numpy as np
 import pulp
 
-from ..program import highs
+from ..solver.program import highs
 from .profiles import LayerProfile
 
 __all__ = ["profile_bound"]

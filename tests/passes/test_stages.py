@@ -22,7 +22,7 @@ from meshwright.passes.stage_lookup import StageLookup
 from meshwright.passes.stages import StageProgram, cut_stages
 from meshwright.passes.trees import flatten_call
 from meshwright.planner.api import Draft, draft
-from meshwright.planner.verify import random_plan, usual_cluster
+from meshwright.planner.checking.verify import random_plan, usual_cluster
 from meshwright.plans import Mesh, Plan, RequestError
 
 from ..architectures import ARCHITECTURES

@@ -9,7 +9,7 @@ from torch import nn
 
 from meshwright.planner.adapt import adapt, differences, reprice
 from meshwright.planner.api import plan
-from meshwright.planner.verify import check
+from meshwright.planner.checking.verify import check
 from meshwright.plans.errors import ReplayError
 from meshwright.plans.plan import Plan
 

@@ -13,13 +13,13 @@ import meshwright as mw
 from meshwright.passes.holdings import holders_of
 from meshwright.passes.microbatches import microbatch
 from meshwright.passes.training_step import loss_of
-from meshwright.planner.ahead import ahead_of, curve_of
 from meshwright.planner.apply import capture_for
-from meshwright.planner.epochs import IDLE, Beat
-from meshwright.planner.pace import Pace, slow_ones
-from meshwright.planner.replan import least_copies
-from meshwright.planner.stalls import Stalls
-from meshwright.planner.survivors import Request, assigned
+from meshwright.planner.replanning.replan import least_copies
+from meshwright.planner.training.ahead import ahead_of, curve_of
+from meshwright.planner.training.epochs import IDLE, Beat
+from meshwright.planner.training.pace import Pace, slow_ones
+from meshwright.planner.training.stalls import Stalls
+from meshwright.planner.training.survivors import Request, assigned
 from meshwright.plans import Infeasible, Plan, RequestError
 from meshwright.plans.stage_holders import stage_holders
 from meshwright.specs.load import load_spec

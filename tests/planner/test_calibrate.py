@@ -14,7 +14,7 @@ from meshwright.planner.adapt import reprice
 from meshwright.planner.api import plan
 from meshwright.planner.calibrate import calibrate, sweeps
 from meshwright.planner.calibrate.clock import Case, take
-from meshwright.planner.explain import explain
+from meshwright.planner.explaining.explain import explain
 from meshwright.plans.errors import RequestError
 
 

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from meshwright.planner.api import plan
-from meshwright.planner.conflicts import explain_infeasible
+from meshwright.planner.explaining.conflicts import explain_infeasible
 from meshwright.plans.errors import Infeasible, RequestError
 
 

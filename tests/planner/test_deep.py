@@ -11,7 +11,7 @@ from torch import Tensor, nn
 import meshwright
 from meshwright import Mesh
 from meshwright.planner.api import draft
-from meshwright.planner.verify import usual_cluster
+from meshwright.planner.checking.verify import usual_cluster
 
 DEPTH = 6
 

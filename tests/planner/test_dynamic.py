@@ -12,8 +12,8 @@ from torch.export import Dim
 import meshwright
 from meshwright import Plan
 from meshwright.planner.api import draft
+from meshwright.planner.checking.verify import random_plan, usual_cluster
 from meshwright.planner.dynamic import dynamic_dims
-from meshwright.planner.verify import random_plan, usual_cluster
 from meshwright.plans.errors import CaptureError, ReplayError, RequestError
 from meshwright.plans.meshes import Mesh
 

@@ -8,11 +8,11 @@ import torch
 from torch import nn
 
 from meshwright.planner.api import draft, plan
-from meshwright.planner.explain import explain, reopen
+from meshwright.planner.checking.verify import random_plan
+from meshwright.planner.explaining.explain import explain, reopen
 from meshwright.planner.fitting import solve_within
-from meshwright.planner.problem import evaluate
-from meshwright.planner.recall import recall
-from meshwright.planner.verify import random_plan
+from meshwright.planner.sharding.recall import recall
+from meshwright.planner.solver.problem import evaluate
 from meshwright.plans.errors import ReplayError, RequestError
 from meshwright.plans.plan import Plan
 from meshwright.specs import load_spec

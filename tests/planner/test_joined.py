@@ -11,14 +11,14 @@ import pytest
 import torch
 from torch import nn
 
-from meshwright.planner.accumulation import Accumulation
 from meshwright.planner.api import Draft, draft, plan
-from meshwright.planner.degrees import degrees_to_try
 from meshwright.planner.fitting import solve_within
-from meshwright.planner.pipelined import Degrees, joined_draft, solve_joined
-from meshwright.planner.shares import shares_of
-from meshwright.planner.staging import balanced_cuts, fused
-from meshwright.planner.units import unit_firsts, unit_starts, units_of
+from meshwright.planner.sharding.accumulation import Accumulation
+from meshwright.planner.stages.degrees import degrees_to_try
+from meshwright.planner.stages.pipelined import Degrees, joined_draft, solve_joined
+from meshwright.planner.stages.shares import shares_of
+from meshwright.planner.stages.staging import balanced_cuts, fused
+from meshwright.planner.stages.units import unit_firsts, unit_starts, units_of
 from meshwright.planner.zoo import named_schedule
 from meshwright.plans import Cluster, Infeasible, Mesh, Plan, PlanError, RequestError
 from meshwright.specs import load_spec

@@ -19,9 +19,9 @@ from meshwright.passes.split import split
 from meshwright.passes.stage_work import stage_graphs
 from meshwright.passes.stages import cut_stages
 from meshwright.planner.api import Draft, draft
-from meshwright.planner.check import check_plan, default_loss
+from meshwright.planner.checking.check import check_plan, default_loss
 from meshwright.planner.fitting import solve_within, within_rooms
-from meshwright.planner.problem import brute_force, evaluate
+from meshwright.planner.solver.problem import brute_force, evaluate
 from meshwright.plans import Plan
 from meshwright.plans.marks import KEEP
 from meshwright.specs import load_spec

@@ -13,10 +13,10 @@ from torch import nn
 
 from meshwright.passes.capture import capture
 from meshwright.planner.api import draft, plan
+from meshwright.planner.checking.verify import random_plan
 from meshwright.planner.fitting import solve_within
-from meshwright.planner.folding import Blocks
-from meshwright.planner.memory import counted
-from meshwright.planner.verify import random_plan
+from meshwright.planner.sharding.folding import Blocks
+from meshwright.planner.sharding.memory import counted
 from meshwright.plans.clusters import Cluster
 from meshwright.plans.errors import Infeasible, RequestError
 from meshwright.specs import load_spec

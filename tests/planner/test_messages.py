@@ -8,9 +8,9 @@ import math
 import numpy as np
 import pytest
 
-from meshwright.planner.messages import Messages
-from meshwright.planner.problem import Problem, evaluate
-from meshwright.planner.reductions import complete, consistent, fold, restrict
+from meshwright.planner.solver.messages import Messages
+from meshwright.planner.solver.problem import Problem, evaluate
+from meshwright.planner.solver.reductions import complete, consistent, fold, restrict
 
 
 def _random(seed: int, count: int, chance: float) -> Problem:

@@ -11,8 +11,8 @@ from torch import fx, nn
 
 from meshwright.cost_models.pipeline import StageCosts, simulate
 from meshwright.passes.weights import keeping
-from meshwright.planner.named_pipelines import equal_firsts
-from meshwright.planner.staging import balanced_cuts
+from meshwright.planner.stages.named_pipelines import equal_firsts
+from meshwright.planner.stages.staging import balanced_cuts
 from meshwright.planner.zoo import named_schedule
 from meshwright.plans import Action, RequestError, Schedule
 

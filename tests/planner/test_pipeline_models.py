@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from meshwright.planner.api import plan
-from meshwright.planner.verify import check
+from meshwright.planner.checking.verify import check
 from meshwright.planner.zoo import chunks_of
 
 from ..architectures import ARCHITECTURES

@@ -11,8 +11,8 @@ from meshwright.cli import run
 from meshwright.planner.adapt import adapt, reprice
 from meshwright.planner.api import plan
 from meshwright.planner.apply import apply
-from meshwright.planner.explain import explain
-from meshwright.planner.verify import check
+from meshwright.planner.checking.verify import check
+from meshwright.planner.explaining.explain import explain
 from meshwright.plans import Pipeline, Plan, ReplayError, RequestError
 from meshwright.specs import load_spec
 

@@ -11,8 +11,8 @@ from torch import nn
 
 from meshwright.passes.capture import capture
 from meshwright.passes.microbatches import smaller_microbatch
-from meshwright.planner.check import CheckReport, compare, default_loss, train
-from meshwright.planner.check_pipeline import simulate_pipeline
+from meshwright.planner.checking.check import CheckReport, compare, default_loss, train
+from meshwright.planner.checking.check_pipeline import simulate_pipeline
 from meshwright.planner.zoo import named_schedule
 from meshwright.plans import Plan, RequestError
 

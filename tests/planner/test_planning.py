@@ -15,10 +15,10 @@ from torch import nn
 
 from meshwright.planner.api import draft, plan
 from meshwright.planner.fitting import solve_within, within_rooms
-from meshwright.planner.floor import least_bytes
-from meshwright.planner.optimizers import Optimizer
-from meshwright.planner.problem import brute_force, evaluate
-from meshwright.planner.sampling import sample
+from meshwright.planner.sharding.floor import least_bytes
+from meshwright.planner.sharding.optimizers import Optimizer
+from meshwright.planner.solver.problem import brute_force, evaluate
+from meshwright.planner.solver.sampling import sample
 from meshwright.plans.errors import Infeasible, RequestError
 from meshwright.plans.plan import Options
 from meshwright.specs import load_spec

@@ -9,7 +9,7 @@ from torch import nn
 from meshwright.cost_models import Calibration
 from meshwright.cost_models.calibration import Machine, Quantity
 from meshwright.planner.api import plan
-from meshwright.planner.price_notes import price_of
+from meshwright.planner.explaining.price_notes import price_of
 from meshwright.plans.errors import RequestError
 from meshwright.plans.plan import Plan
 

@@ -10,10 +10,10 @@ import torch
 from torch import nn
 
 from meshwright.planner.api import plan
-from meshwright.planner.capturing import Traces, captured_by_blocks
-from meshwright.planner.constraints import Constraint, Constraints
-from meshwright.planner.recipes import recipe_constraints
-from meshwright.planner.verify import check
+from meshwright.planner.checking.verify import check
+from meshwright.planner.sharding.capturing import Traces, captured_by_blocks
+from meshwright.planner.sharding.constraints import Constraint, Constraints
+from meshwright.planner.sharding.recipes import recipe_constraints
 from meshwright.plans import Layout, Mesh, Plan, Recipe, RequestError
 from meshwright.specs import load_spec
 

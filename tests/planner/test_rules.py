@@ -13,7 +13,7 @@ from torch import fx
 from meshwright.passes.graph import Captured, tensor_args, values_of
 from meshwright.passes.keeping import is_keep
 from meshwright.passes.naming import draws_random, op_name
-from meshwright.planner.strategies import OWN_RULES, Strategies, Strategy, op_key, rule_name
+from meshwright.planner.sharding.strategies import OWN_RULES, Strategies, Strategy, op_key, rule_name
 from meshwright.plans.layouts import pieces
 from meshwright.plans.meshes import Mesh
 

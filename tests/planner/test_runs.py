@@ -17,9 +17,9 @@ from meshwright.passes.blocks import repeated_blocks
 from meshwright.passes.lookup import PlanLookup
 from meshwright.passes.recompute import Recompute
 from meshwright.planner.api import draft, plan
+from meshwright.planner.checking.verify import usual_cluster
 from meshwright.planner.fitting import within_rooms
-from meshwright.planner.recall import recall
-from meshwright.planner.verify import usual_cluster
+from meshwright.planner.sharding.recall import recall
 
 WIDTH = 16
 

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from meshwright.planner import program
-from meshwright.planner.problem import (
+from meshwright.planner.solver import program
+from meshwright.planner.solver.problem import (
     Overlap,
     Problem,
     Row,
@@ -22,8 +22,8 @@ from meshwright.planner.problem import (
     row_value,
     within_rows,
 )
-from meshwright.planner.sampling import sample
-from meshwright.planner.solver import solve
+from meshwright.planner.solver.sampling import sample
+from meshwright.planner.solver.search import solve
 from meshwright.plans.errors import Infeasible
 
 KINDS = [(False, False), (True, False), (False, True), (True, True)]
@@ -237,7 +237,7 @@ def test_transformer_sized_problem(tight: bool, hides: bool) -> None:
 
 def test_split_nodes_still_bound(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where tables would be too large the bound is looser, the answer the same."""
-    from meshwright.planner import solver
+    from meshwright.planner.solver import search as solver
 
     monkeypatch.setattr(solver, "_TABLE", 8.0)
     for seed in range(40):
@@ -246,7 +246,7 @@ def test_split_nodes_still_bound(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_messages_first_find_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
-    from meshwright.planner import solver
+    from meshwright.planner.solver import search as solver
 
     monkeypatch.setattr(solver, "_QUICK", 0.0)
     for seed in range(40):
@@ -268,7 +268,7 @@ def test_ctrl_c_returns_the_best_so_far() -> None:
 
 
 def test_ctrl_c_without_a_plan_is_passed_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    from meshwright.planner import solver
+    from meshwright.planner.solver import search as solver
 
     def stop(*_: object, **__: object) -> None:
         raise KeyboardInterrupt

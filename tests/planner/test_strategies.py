@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import fx, nn
 
 from meshwright.passes import capture, op_name
-from meshwright.planner.strategies import Strategies, Strategy, op_key, rule_name, shardable
+from meshwright.planner.sharding.strategies import Strategies, Strategy, op_key, rule_name, shardable
 from meshwright.plans.errors import UnsupportedOpError
 from meshwright.plans.layouts import Layout, is_partial
 from meshwright.plans.meshes import Mesh

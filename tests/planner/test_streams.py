@@ -11,7 +11,7 @@ from torch import nn
 
 import meshwright as mw
 from meshwright.cli import run
-from meshwright.planner.streams import Streams, streams_of
+from meshwright.planner.explaining.streams import Streams, streams_of
 from meshwright.plans.errors import RequestError
 
 

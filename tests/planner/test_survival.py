@@ -19,13 +19,13 @@ import meshwright as mw
 from meshwright.cli import run
 from meshwright.passes.holdings import Kind, as_dtensor
 from meshwright.planner.apply import device_mesh_for
-from meshwright.planner.checkpoints import Checkpoints, newest
-from meshwright.planner.epochs import Beat, Event, event_at, post
-from meshwright.planner.fence import Fence
-from meshwright.planner.stalls import Stalls
-from meshwright.planner.supervisor import Limits
-from meshwright.planner.survivors import fitting_mesh
-from meshwright.planner.watch import Watch
+from meshwright.planner.training.checkpoints import Checkpoints, newest
+from meshwright.planner.training.epochs import Beat, Event, event_at, post
+from meshwright.planner.training.fence import Fence
+from meshwright.planner.training.stalls import Stalls
+from meshwright.planner.training.supervisor import Limits
+from meshwright.planner.training.survivors import fitting_mesh
+from meshwright.planner.training.watch import Watch
 from meshwright.plans import Mesh, RequestError
 from meshwright.plans.batches import Batches
 

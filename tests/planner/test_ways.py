@@ -6,13 +6,14 @@ import numpy as np
 import pytest
 
 from meshwright.cost_models.prices import Prices
-from meshwright.planner import formulate as formulation
-from meshwright.planner import reductions, solver
 from meshwright.planner.api import draft
 from meshwright.planner.fitting import solve_within
-from meshwright.planner.problem import evaluate
-from meshwright.planner.transitions import Transitions, TransitionTable
-from meshwright.planner.ways import Moved, Way
+from meshwright.planner.sharding import formulate as formulation
+from meshwright.planner.sharding.transitions import Transitions, TransitionTable
+from meshwright.planner.solver import reductions
+from meshwright.planner.solver import search as solver
+from meshwright.planner.solver.problem import evaluate
+from meshwright.planner.solver.ways import Moved, Way
 from meshwright.plans.clusters import Cluster
 from meshwright.plans.meshes import Mesh
 from meshwright.specs import load_spec

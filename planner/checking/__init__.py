@@ -1,0 +1,1 @@
+"""Does the planned program compute what the model computes? On simulated ranks and on real processes."""

@@ -1,0 +1,1 @@
+"""The exact search: the problem as numbers, made smaller, bounded, and solved."""
