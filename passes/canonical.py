@@ -21,6 +21,7 @@ from torch import fx
 from . import _torch
 from .draws import reuse_draws
 from .graph import Captured, argument, emit, replace, value_of
+from .naming import draws_random
 from .products import fold_flat_ops, fold_products, merge_permutes, merge_reshapes
 from .rewrites import DECOMPOSED, DRAWS, REWRITES
 
@@ -158,9 +159,11 @@ def _reread(captured: Captured) -> None:
 
 
 def _backward(captured: Captured) -> set[fx.Node]:
-    """Everything that the outputs and the mutated buffers do not need."""
+    """Everything that the outputs and the mutated buffers do not need. What the forward drew stays there, whoever
+    reads it: the draws after it rely on it."""
     forward: set[fx.Node] = set()
     stack = [n for n in (*captured.outputs, *captured.mutations.values()) if n is not None]
+    stack += [n for n in captured.graph.nodes if draws_random(n) and n.meta.get("partitioner_tag") != "is_backward"]
     while stack:
         node = stack.pop()
         if node not in forward:

@@ -29,7 +29,7 @@ _STAGES_PER_RANK = (1, 1.5, 2, 3, 4, 6, 8)
 _MOST_ACTIONS = 30_000
 # Shares of the time: rules of all drafts; orders of their own, more where moves are cheap, and the actions for which
 # they get half of that more. The rest goes to plans from the best drafts.
-_SAMPLED, _POLISHED, _POLISHED_MORE, _POLISH_ACTIONS = 0.15, 0.1, 0.6, 500
+_SAMPLED, _POLISHED, _POLISHED_MORE, _POLISH_ACTIONS = 0.15, 0.1, 0.1, 500
 # Plans annealed: how many, how often, share of that time, temperature as a share of the bound.
 _ROUNDS = ((8, 1, 0.45, 0.004), (3, 1, 0.3, 0.003), (1, 2, 0.25, 0.0015))
 _MEAN_WEIGHT, _STAGE_SHARE = 0.2, 0.4
