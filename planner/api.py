@@ -79,7 +79,15 @@ class Draft:
 
     def write(self, solution: Solution) -> Plan:
         """The plan of a solution, its memory counted."""
-        plan = write_plan(
+        plan = self.sketch(solution)
+        if self._counted is None or self._counted[0] != solution.choices:
+            self._counted = (solution.choices, counted(self.captured, plan, self.blocks, self.limit))
+        memory = msgspec.structs.replace(self._counted[1].memory, limit_bytes=self.limit)
+        return msgspec.structs.replace(plan, predicted=msgspec.structs.replace(plan.predicted, memory=memory))
+
+    def sketch(self, solution: Solution) -> Plan:
+        """The plan of a solution, its memory as estimated: a plan that is run to be checked, not to be given out."""
+        return write_plan(
             self.formulation,
             self.timeline,
             solution,
@@ -88,10 +96,6 @@ class Draft:
             options=self.options,
             limit=self.limit,
         )
-        if self._counted is None or self._counted[0] != solution.choices:
-            self._counted = (solution.choices, counted(self.captured, plan, self.blocks, self.limit))
-        memory = msgspec.structs.replace(self._counted[1].memory, limit_bytes=self.limit)
-        return msgspec.structs.replace(plan, predicted=msgspec.structs.replace(plan.predicted, memory=memory))
 
     def solve(self, *, time_limit_s: float, gap: float, warm: Sequence[int] | None = None) -> Solution:
         """The best solution within memory, see `solve_within`."""

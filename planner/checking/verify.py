@@ -20,6 +20,7 @@ from ...plans.meshes import Mesh
 from ...plans.plan import Plan
 from ..api import Draft, draft, plan_draft
 from ..apply import capture_by, capture_for
+from ..sharding.capturing import Traces
 from ..sharding.own_rules import OpRule
 from ..solver.problem import Solution, Stats, evaluate
 from ..solver.sampling import sample
@@ -31,6 +32,8 @@ __all__ = ["check", "has_entries", "random_plan", "usual_cluster"]
 LossFunction = Callable[[Any], torch.Tensor]
 # How many random plans are counted before a limit is called too low for one.
 _COUNTS = 5
+# An estimate of memory that is no more than this share of the limit needs no count.
+_UNDER = 0.5
 
 
 def check(
@@ -194,21 +197,26 @@ def _plans(given: _Given, plan: Plan | None, count: int, seed: int, options: dic
     if not count:
         prepared, solution = plan_draft(*call, **options)
         given.keep(prepared)
-        yield prepared.write(solution)
+        yield prepared.sketch(solution) if _roomy(prepared, solution) else prepared.write(solution)
         return
     settings = {k: v for k, v in options.items() if k not in ("time_limit_s", "gap", "solver")}
     recompute = ("none", "pointwise", "block")
+    traces = Traces(*call, options.get("loss"))
     for index in range(count):
-        prepared = draft(*call, **{**settings, "recompute": recompute[(seed + index) % 3]})
+        prepared = draft(*call, traces=traces, **{**settings, "recompute": recompute[(seed + index) % 3]})
         given.keep(prepared)
-        yield random_plan(prepared, seed + index)
+        yield random_plan(prepared, seed + index, to_run=True)
 
 
-def random_plan(prepared: Draft, seed: int) -> Plan:
-    """A random plan among those that fit the memory limit."""
+def random_plan(prepared: Draft, seed: int, *, to_run: bool = False) -> Plan:
+    """A random plan among those that fit the memory limit. One that is only made `to_run` keeps the estimate of its
+    memory where that is far from the limit."""
     room = float(prepared.limit)
     for _ in range(_COUNTS):
-        plan = prepared.write(_sampled(prepared, seed, room))
+        solution = _sampled(prepared, seed, room)
+        if to_run and _roomy(prepared, solution):
+            return prepared.sketch(solution)
+        plan = prepared.write(solution)
         used = plan.predicted.memory.peak_bytes
         if used <= prepared.limit:
             return plan
@@ -217,6 +225,11 @@ def random_plan(prepared: Draft, seed: int) -> Plan:
         f"'memory_limit_bytes' must leave a random plan, got {prepared.limit} bytes per device, "
         f"{used - prepared.limit} less than the last one takes; use a higher limit"
     )
+
+
+def _roomy(prepared: Draft, solution: Solution) -> bool:
+    """Whether memory, as estimated, is so far from the limit that it needs no count."""
+    return bool(prepared.timeline.profile(solution.choices).max() <= _UNDER * prepared.limit)
 
 
 def _sampled(prepared: Draft, seed: int, room: float) -> Solution:
