@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 
+from ...cost_models.pipeline.kernel import compiled
 from .elimination import Totals
 from .problem import Pair
 from .ways import Way
@@ -81,7 +82,7 @@ class Messages:
         self.constant = constant + math.fsum(float(line[0]) for line in nodes if len(line) == 1)
         for (i, j), matrix in edges.items():
             if self.tables.get((i, j)) is not matrix:
-                self.tables[i, j] = matrix
+                self.tables[i, j] = matrix if isinstance(matrix, Way) else np.ascontiguousarray(matrix)
                 self.tables[j, i] = matrix.T if isinstance(matrix, Way) else np.ascontiguousarray(matrix.T)
 
     def climb(
@@ -248,7 +249,20 @@ def _least(line: np.ndarray, table: np.ndarray | Way) -> np.ndarray:
     """Least of line[a] + table[a, b] over a."""
     if isinstance(table, Way):
         return table.least(line)
-    return (line[:, None] + table).min(axis=0)
+    return _least_sums(line, table)
+
+
+@compiled
+def _least_sums(line: np.ndarray, table: np.ndarray) -> np.ndarray:
+    """Compiled, since sweeps are little else; the sums of all pairs are not written out."""
+    rows, columns = table.shape
+    found = np.full(columns, np.inf)
+    for a in range(rows):
+        start = line[a]
+        for b in range(columns):
+            total = start + table[a, b]
+            found[b] = total if total < found[b] else found[b]
+    return found
 
 
 def _walk(live: Sequence[int], beside: Mapping[int, list[int]]) -> list[int]:
