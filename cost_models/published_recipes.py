@@ -6,6 +6,7 @@ that assumes something. The published seconds are those of a step: stated, or fr
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -14,7 +15,7 @@ from ..plans.errors import RequestError
 from .recipe_memory import recipe_memory
 from .recipe_rows import degrees_that_fit, published_s, row_recipe
 from .recipes import Recipe, recipe_step
-from .repricing import Priced, Refused, positive, source_name
+from .repricing import Priced, Refused, positive, source_name, whole
 from .stacks import Stack, find_stack, load_stacks
 from .systems import System, find_system
 from .transformers import Transformer, find_transformer, load_transformers, read_shape
@@ -83,6 +84,8 @@ def read_recipe(row: Mapping[str, str], systems: tuple[System, ...], books: Book
     if isinstance(recipe, str):
         return recipe
     unfit = degrees_that_fit(model, recipe)
+    if not unfit and "micro_batch" in assumed:
+        recipe = _tuned(model, recipe, system, stack, chunks=not whole(row.get("vp")))
     peak = system.device.peak_flops_per_s(stack.family(system.device.name, recipe.precision).dtype)
     published = unfit or published_s(row, model, recipe, stack, peak)
     if isinstance(published, str):
@@ -90,6 +93,26 @@ def read_recipe(row: Mapping[str, str], systems: tuple[System, ...], books: Book
     return Reading(
         model=model, recipe=recipe, system=system, stack=stack, assumed=tuple(assumed), published_s=published
     )
+
+
+def _tuned(model: Transformer, recipe: Recipe, system: System, stack: Stack, *, chunks: bool) -> Recipe:
+    """The recipe with the micro-batch, and the model chunks per stage if `chunks`, that its authors would have chosen:
+    the fastest that fits the memory; as it is where nothing fits."""
+    layers, rest = divmod(model.layers, recipe.pp)
+    counts = [recipe.virtual]
+    if chunks and recipe.pp > 1 and not rest and stack.defaults.get("interleaved"):
+        counts = [count for count in range(1, layers + 1) if layers % count == 0]
+    found: list[tuple[float, Recipe]] = []
+    micro = 1
+    while recipe.dp * micro <= recipe.global_batch:
+        steps = recipe.global_batch // (recipe.dp * micro)
+        for virtual in counts if recipe.global_batch % (recipe.dp * micro) == 0 else ():
+            one = dataclasses.replace(recipe, micro_batch=micro, micro_batches=steps, virtual=virtual)
+            even = virtual == 1 or steps % recipe.pp == 0  # interleaved schedules run micro-batches in rounds of pp
+            if even and recipe_memory(model, one, system, stack).total_bytes <= system.device.memory_bytes:
+                found.append((recipe_step(model, one, system, stack).step_s, one))
+        micro *= 2
+    return min(found, key=lambda pair: pair[0])[1] if found else recipe
 
 
 def recipe_kind(reading: Reading) -> str:
