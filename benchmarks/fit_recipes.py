@@ -153,8 +153,8 @@ def fit(rows: Rows, table: dict[str, Any], chosen: Sequence[int], rounds: int) -
         return np.array(columns).T
 
     start = np.clip(prior, low + 1e-3, high - 1e-3)
-    found = least_squares(lambda v: errors(v, False), start, jac=slopes, bounds=(low, high), loss="soft_l1",
-                          f_scale=ROBUST, max_nfev=rounds)  # fmt: skip
+    options: dict[str, Any] = {"jac": slopes, "bounds": (low, high), "loss": "soft_l1", "f_scale": ROBUST}
+    found = least_squares(lambda values: errors(values, False), start, max_nfev=rounds, **options)
     errors(found.x, False)
     return table
 
@@ -193,7 +193,7 @@ def leave_out(rows: Rows, table: dict[str, Any], pattern: str, rounds: int) -> N
             seen, unseen = rows.price(table, own), rows.price(fit(rows, table, others, rounds), own)
             report(f"fit: {source}", seen)
             report(f"out: {source}", unseen)
-            ratio = statistics(row.error for row in unseen).mean / statistics(row.error for row in seen).mean
+            ratio = np.mean([abs(row.error) for row in unseen]) / np.mean([abs(row.error) for row in seen])
             print(f"gap: {source} {ratio:.2f}", flush=True)
 
 

@@ -62,7 +62,8 @@ def _activations(model: Transformer, recipe: Recipe, stack: Stack) -> float:
     rows = 2.0 * tokens * model.hidden / parallel
     inner = 2.0 * tokens * (2 * width + 2 * model.kv_heads * model.head_dim) / recipe.tp
     ffn = 2.0 * tokens * model.ffn * (1 + model.ffn_products) / recipe.tp
-    whole = 6.0 * rows + inner + ffn
+    # Two norms keep what they read and write (arXiv:2205.05198, without dropout); RMSNorm of ops its float32 too.
+    whole = (6.0 if model.gated else 4.0) * rows + inner + ffn
     layers = model.layers / recipe.pp
     flights = min(recipe.steps, recipe.pp) if recipe.pp > 1 else 1
     flights *= 1.0 + (recipe.pp - 1) / (recipe.pp * recipe.virtual) if recipe.virtual > 1 else 1.0

@@ -142,7 +142,8 @@ def recipe_step(model: Transformer, recipe: Recipe, system: System, stack: Stack
     terms["optimizer"] = _optimizer_s(model, recipe, system)
     terms["fixed"] = stack.step_fixed_s
     nodes = max(1.0, recipe.devices / system.devices_per_node)
-    terms["stragglers"] = sum(terms.values()) * stack.straggling * math.log2(nodes)
+    straggling = stack.sharded_straggling if recipe.shard == "full" else stack.straggling
+    terms["stragglers"] = sum(terms.values()) * straggling * math.log2(nodes)
     return StepPrice(step_s=sum(terms.values()), terms=tuple(terms.items()))
 
 

@@ -40,8 +40,9 @@ class Stack:
     not hidden; `contention` how much slower compute is while weights or gradients are under way, `prefetch`
     how many layers ahead weights are gathered, `bucket_bytes` how much of gradients is sent at once where weights are
     not sharded; `weight_traffic_bytes` what a micro-batch moves per weight beside products (gradients added up, copies
-    into and out of what is sent); `elementwise` bytes per element of elementwise ops, 'eager' and 'fused'; `defaults`
-    what its recipes use where a row does not say.
+    into and out of what is sent); `straggling` what a step takes longer each time the nodes double,
+    `sharded_straggling` where all wait for all at every layer; `elementwise` bytes per element of elementwise ops,
+    'eager' and 'fused'; `defaults` what its recipes use where a row does not say.
     """
 
     name: str
@@ -80,6 +81,7 @@ class Stack:
     parameter_bytes: float
     balanced_ends: float
     straggling: float
+    sharded_straggling: float
     sends_once_per_node: bool
     selective_saved: float
     stages_outermost: bool

@@ -178,6 +178,32 @@ def test_degrees_left_blank_follow_from_the_others() -> None:
     assert "degrees" in refused.reason
 
 
+def test_settings_left_open_are_those_that_their_authors_would_have_chosen() -> None:
+    row = {"source_group": "megatron-lm README", "model": "GPT-119B", "gpu": "H100", "n_gpus": "1536", "tp": "8",
+           "pp": "4", "arch_note": "heads=80 hidden=10240 layers=92 vocab=131072", "global_batch_seqs": "768",
+           "seq_len": "4096", "model_tflops_per_gpu": "420"}  # fmt: skip
+    systems, books = load_systems(), Books()
+    chosen = read_recipe(row, systems, books)
+    assert isinstance(chosen, Reading) and chosen.assumed == ("micro_batch",)
+    assert chosen.recipe.virtual == 23 and chosen.recipe.micro_batches == 16 // chosen.recipe.micro_batch
+    told = read_recipe({**row, "micro_batch": "1", "vp": "1"}, systems, books)
+    assert isinstance(told, Reading) and told.recipe.virtual == told.recipe.micro_batch == 1
+    chosen_s, told_s = (recipe_step(r.model, r.recipe, r.system, r.stack).step_s for r in (chosen, told))
+    held = recipe_memory(chosen.model, chosen.recipe, chosen.system, chosen.stack).total_bytes
+    assert chosen_s < told_s and held < chosen.system.device.memory_bytes
+
+
+def test_recipes_that_ran_fit_their_devices() -> None:
+    """FSDP of one kind, batches chosen as large as fits: none above the memory, many close to it."""
+    systems, books = load_systems(), Books()
+    with DATA.open(encoding="utf-8") as file:
+        rows = [row for row in csv.DictReader(file) if row["source_group"] == "llm-foundry"]
+    readings = [reading for row in rows if isinstance(reading := read_recipe(row, systems, books), Reading)]
+    fills = [recipe_memory(r.model, r.recipe, r.system, r.stack).total_bytes / r.system.device.memory_bytes
+             for r in readings]  # fmt: skip
+    assert len(fills) == 136 and max(fills) < 0.95 and sum(fill > 0.75 for fill in fills) > 40
+
+
 def test_shapes_that_a_row_tells_win_over_its_name() -> None:
     row = {"source_group": "megatron-lm", "model": "GPT-1.7B", "gpu": "H100", "n_gpus": "8", "tp": "1", "pp": "1",
            "micro_batch": "1", "global_batch_seqs": "64", "seq_len": "512", "tokens_per_s_per_gpu": "9000"}  # fmt: skip
