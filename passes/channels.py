@@ -34,10 +34,21 @@ class Receiving:
 
 class Channels:
     """What joins pipeline rank `rank` of `ranks` to the others. All processes make theirs at once: a pipeline rank has
-    `size` of them, and this one is its number `index`."""
+    `size` of them, and this one is its number `index`. `processes`: which of all they are, where there are others."""
 
-    def __init__(self, ranks: int, rank: int, *, size: int, index: int, device: torch.device, timeout_s: float) -> None:
+    def __init__(
+        self,
+        ranks: int,
+        rank: int,
+        *,
+        size: int,
+        index: int,
+        device: torch.device,
+        timeout_s: float,
+        processes: Sequence[int] | None = None,
+    ) -> None:
         self.ranks, self.rank, self.size, self.index = ranks, rank, size, index
+        self._processes = processes
         self.timeout, self.device = timedelta(seconds=timeout_s), device
         self._sending: deque[tuple[Any, torch.Tensor]] = deque()
         everyone = tuple(range(ranks))
@@ -46,11 +57,24 @@ class Channels:
 
     def group(self, ranks: Sequence[int]) -> dist.ProcessGroup | None:
         """A process group of those pipeline ranks at this coordinate, None on others; called by all processes."""
+        if self._processes is not None:
+            # Others make other groups meanwhile, or none.
+            if self.rank not in ranks:
+                return None
+            made: Any = dist.new_group(
+                [self._process(rank) for rank in ranks], timeout=self.timeout, use_local_synchronization=True
+            )
+            return made
         found = None
         for index in range(self.size):
             made = dist.new_group([rank * self.size + index for rank in ranks], timeout=self.timeout)
             found = made if index == self.index and self.rank in ranks else found
         return found  # type: ignore[return-value]
+
+    def _process(self, rank: int) -> int:
+        """The process of a pipeline rank at this coordinate."""
+        at = rank * self.size + self.index
+        return at if self._processes is None else self._processes[at]
 
     def send(self, tensors: Iterable[torch.Tensor], other: int) -> None:
         """Hand `tensors` over to pipeline rank `other`; they are kept until they are there."""
@@ -58,7 +82,7 @@ class Channels:
         for tensor in tensors:
             data = _bytes(tensor)
             if data.numel():
-                work = dist.isend(data, dst=other * self.size + self.index, group=self._ways[other < self.rank])
+                work = dist.isend(data, dst=self._process(other), group=self._ways[other < self.rank])
                 self._sending.append((work, data))
         while self._sending and self._sending[0][0].is_completed():
             self._sending.popleft()
@@ -71,7 +95,7 @@ class Channels:
             tensor = torch.empty(one.shape, dtype=one.dtype, device=self.device)
             tensors.append(tensor)
             if tensor.numel():
-                source = other * self.size + self.index
+                source = self._process(other)
                 works.append(dist.irecv(_bytes(tensor), src=source, group=self._ways[self.rank < other]))
         return Receiving(tensors, works, self.timeout)
 

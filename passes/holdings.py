@@ -19,7 +19,7 @@ from torch.distributed.tensor import DTensor, Replicate, Shard
 
 from ..plans.errors import CheckError, RequestError
 from ..plans.layouts import Layout
-from ..plans.migration import Carried, Place
+from ..plans.migration import Carried, Place, Places
 from ..plans.plan import Plan
 from .graph import Captured
 from .lookup import PlanLookup
@@ -30,6 +30,7 @@ from .transfer import Part
 __all__ = [
     "Holders",
     "Kind",
+    "Spread",
     "as_dtensor",
     "carried_kinds",
     "dtype_of",
@@ -123,6 +124,19 @@ def tensors_of(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, 
     return {label: tensor.detach() for label, _, tensor in _all(model, optimizer)}
 
 
+class Spread:
+    """Where a training state lies: by a plan whose ranks are played by `ranks`, or by a plan for each of several
+    replicas. `holders` are those of a plan with a pipeline (see `holders_of`)."""
+
+    def __init__(self, portions: Sequence[tuple[Plan, tuple[int, ...], Holders]]) -> None:
+        self.portions = [(PlanLookup(plan), ranks, holders) for plan, ranks, holders in portions]
+
+    def place(self, kind: Kind) -> Place | Places:
+        """Where a tensor lies."""
+        found = tuple(_place(kind, *portion) for portion in self.portions)
+        return found[0] if len(found) == 1 else Places(parts=found)
+
+
 def _place(kind: Kind, lookup: PlanLookup, ranks: tuple[int, ...], holders: Holders) -> Place:
     mesh = lookup.plan.mesh
     layout: Layout = (None if kind.like is None else lookup.layout(kind.like)) or ("R",) * mesh.ndim
@@ -134,20 +148,14 @@ def _place(kind: Kind, lookup: PlanLookup, ranks: tuple[int, ...], holders: Hold
 
 
 def parts(
-    kinds: Sequence[Kind],
-    plan: Plan,
-    ranks: tuple[int, ...],
-    me: int,
-    pieces: Mapping[str, torch.Tensor] | None = None,
-    holders: Holders = None,
+    kinds: Sequence[Kind], spread: Spread, me: int, pieces: Mapping[str, torch.Tensor] | None = None
 ) -> dict[str, Part]:
-    """This rank's part of each tensor that it holds by `plan`, in `pieces`, or in new tensors that are not initialised;
-    `holders` are those of a plan with a pipeline (see `holders_of`).
+    """This rank's part of each tensor that it holds, in `pieces`, or in new tensors that are not initialised.
 
     CheckError where a piece has another shape than the plan says."""
-    lookup, found = PlanLookup(plan), dict[str, Part]()
+    found = dict[str, Part]()
     for kind in kinds:
-        place = _place(kind, lookup, ranks, holders)
+        place = spread.place(kind)
         if me not in place.ranks:
             continue
         box = place.box(kind.shape, me) if all(kind.shape) else None
@@ -160,24 +168,11 @@ def parts(
     return found
 
 
-def carried_kinds(
-    kinds: Sequence[Kind],
-    before: Plan,
-    after: Plan,
-    ranks_before: tuple[int, ...],
-    ranks_after: tuple[int, ...],
-    holders_before: Holders = None,
-    holders_after: Holders = None,
-) -> Iterator[Carried]:
+def carried_kinds(kinds: Sequence[Kind], before: Spread, after: Spread) -> Iterator[Carried]:
     """The tensors with the places they have and will have."""
-    old, new = PlanLookup(before), PlanLookup(after)
     for kind in kinds:
         yield Carried(
-            name=kind.name,
-            shape=kind.shape,
-            dtype=kind.dtype,
-            before=_place(kind, old, ranks_before, holders_before),
-            after=_place(kind, new, ranks_after, holders_after),
+            name=kind.name, shape=kind.shape, dtype=kind.dtype, before=before.place(kind), after=after.place(kind)
         )
 
 

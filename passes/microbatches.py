@@ -10,7 +10,16 @@ import torch
 from ..plans.errors import RequestError
 from .trees import Tree, flatten_call
 
-__all__ = ["microbatch", "microbatches", "sizes_of", "smaller_microbatch", "splits", "weights"]
+__all__ = [
+    "first_rows",
+    "microbatch",
+    "microbatches",
+    "samples_of",
+    "sizes_of",
+    "smaller_microbatch",
+    "splits",
+    "weights",
+]
 
 
 def microbatch(args: Sequence[Any], kwargs: dict[str, Any], count: int) -> tuple[tuple, dict[str, Any]]:
@@ -39,6 +48,18 @@ def microbatches(tensors: Sequence[torch.Tensor], tree: Tree, count: int) -> lis
         )
     parts = [t.split(sizes) if cut else (t,) * count for t, cut in zip(tensors, split, strict=True)]
     return [[part[index] for part in parts] for index in range(count)]
+
+
+def samples_of(args: Sequence[Any], kwargs: dict[str, Any]) -> int:
+    """Samples in the inputs of a step; 1 where nothing is cut."""
+    tensors, _ = flatten_call(args, kwargs)
+    return sum(sizes_of(tensors, 1))
+
+
+def first_rows(args: Sequence[Any], kwargs: dict[str, Any], rows: int) -> tuple[tuple, dict[str, Any]]:
+    """The inputs of the first `rows` samples."""
+    tensors, tree = flatten_call(args, kwargs)
+    return tree.build([t[:rows] if cut else t for t, cut in zip(tensors, splits(tensors), strict=True)])
 
 
 def splits(tensors: Sequence[torch.Tensor]) -> list[bool]:

@@ -26,11 +26,12 @@ from ..plans.plan import Plan
 from .channels import Channels
 from .graph import Captured, value_of
 from .microbatches import microbatches, splits, weights
+from .peers import Peers, check_separable
 from .placing import held_by, local_of, of_first_rank, on_meta, placed_on, placements_of, put, tensors_of
 from .recapture import Recapture
 from .simulate import piece
 from .stage_executor import Executor
-from .stage_work import StageGraphs, StageWork, stage_graphs
+from .stage_work import DRAWS, StageGraphs, StageWork, stage_graphs
 from .stages import StageProgram, cut_stages
 from .training_step import call_of, clip_by_norm, loss_of
 from .trees import Tree, flatten_call
@@ -123,8 +124,9 @@ class _State:
         recapture: Recapture,
         device_mesh: DeviceMesh,
         timeout_s: float,
+        peers: Peers | None,
     ) -> None:
-        plan = recapture.plan
+        plan, self.peers = recapture.plan, peers
         assert plan.pipeline is not None
         self.recapture, self.plan, self.pipeline = recapture, plan, plan.pipeline
         self.mesh = plan.mesh
@@ -145,6 +147,7 @@ class _State:
             index=self.mesh.rank(self.coordinate),
             device=self.device,
             timeout_s=timeout_s,
+            processes=None if peers is None else tuple(device_mesh.mesh.flatten().tolist()),
         )
         self.executor = Executor(plan.pipeline.order, self.rank, self.channels)
         self.programs: dict[tuple, _Program] = {}
@@ -156,6 +159,8 @@ class _State:
     def add(self, captured: Captured, training: bool) -> _Program:
         """Keep the program of a capture."""
         program = _Program(captured, self)
+        if self.peers is not None:
+            check_separable(captured, draws=True)
         if self.holders and program.holders(self.places) != self.holders:
             raise ReplayError(
                 "'microbatches' must leave each stage its parameters, got a batch of a size at which the model reads "
@@ -176,15 +181,22 @@ class _State:
         """See `PipelineParallel.step`."""
         args, kwargs = call_of(args, kwargs, next(iter(self.programs.values())).names)
         tensors, tree = flatten_call(args, kwargs)
-        count = self.pipeline.microbatches
+        count, seed = self.pipeline.microbatches, int(torch.randint(2**62, ()))
+        peers, batch, of_batch = self.peers, 0, 1.0
+        if peers is not None:
+            tensors, batch = peers.cut(tensors, tree)
+            of_batch = peers.rows(batch)[1] / batch
+            # Draws go by the number of the micro-batch in the step.
+            seed += DRAWS * sum(one.share for one in peers.plan.portions[: peers.index])
         parts = microbatches(tensors, tree, count)
         programs = [self._program(part, tree, model.training) for part in parts]
-        seed, shares = int(torch.randint(2**62, ())), weights(tensors, count)
+        shares = [of_batch * share for share in weights(tensors, count)]
         works = {stage: self._work(stage, programs, model, tree.names, parts, shares) for stage in programs[0].graphs}
         self.timeline = self.executor.run(works, seed)
-        self._keep(programs[0], works, model)
+        self._keep(programs[0], works, model, batch)
         self._keep_inputs(works, tree.names, tensors, parts)
-        return self._loss(programs[0], works, shares)
+        loss = self._loss(programs[0], works, shares)
+        return loss if peers is None else peers.total(loss)
 
     def _program(self, part: Sequence[torch.Tensor], tree: Tree, training: bool) -> _Program:
         """The program for inputs of one micro-batch, captured first where their shapes are new."""
@@ -221,7 +233,7 @@ class _State:
     def _piece(self, tensor: torch.Tensor, layout: tuple[str, ...]) -> torch.Tensor:
         return piece(tensor.detach(), layout, self.mesh, self.coordinate).to(self.device)
 
-    def _keep(self, program: _Program, works: dict[int, StageWork], model: nn.Module) -> None:
+    def _keep(self, program: _Program, works: dict[int, StageWork], model: nn.Module, batch: int) -> None:
         """Add up gradients, of shared parameters over all that hold them, and keep changed buffers."""
         totals: dict[str, torch.Tensor] = {}
         for work in works.values():
@@ -233,6 +245,8 @@ class _State:
                 total = totals.get(name, torch.zeros_like(like)).contiguous()
                 dist.all_reduce(total, group=self.sharing[ranks])
                 totals[name] = total
+        if self.peers is not None:
+            totals = self.peers.sum(totals, batch)
         layouts = {name: layout for work in works.values() for name, layout in work.graphs[0].layouts.items()}
         for name, gradient in totals.items():
             parameter = held_by(model, name)
@@ -291,13 +305,15 @@ def parallelize_pipeline(
     in_place: bool = False,
     sound: Callable[[Captured], None] | None = None,
     timeout_s: float = 600.0,
+    peers: Peers | None = None,
 ) -> nn.Module:
     """`model` run by `plan`, which has a pipeline: this rank's part of it, a new module of the model's class or the
     same one with `in_place`.
 
     `captured` is the model on one micro-batch with its loss; `device_mesh` has the axis 'pipeline' and then those of
     the plan's mesh. A rank that waits for another longer than `timeout_s` raises. Weights that are there are taken
-    over, rank 0's on every rank; see `passes.runtime.parallelize`.
+    over, rank 0's on every rank; see `passes.runtime.parallelize`. With `peers` this is one replica of several, on its
+    share of each batch.
     """
     assert plan.pipeline is not None
     shape = tuple(device_mesh.mesh.shape)
@@ -308,7 +324,7 @@ def parallelize_pipeline(
             f"{'x'.join(map(str, shape))} with axes {device_mesh.mesh_dim_names}; leave it out, or plan again"
         )
     again = Recapture(skeleton=on_meta(model), plan=plan, loss=loss or loss_of, again=captured.again, sound=sound)
-    state = _State(again, device_mesh, timeout_s)
+    state = _State(again, device_mesh, timeout_s, peers)
     program = state.add(captured, model.training)
     state.join(program.holders(state.places))
     layouts = program.layouts()

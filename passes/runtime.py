@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -27,6 +28,7 @@ from . import _torch
 from .graph import Captured
 from .local import localize
 from .lookup import PlanLookup
+from .peers import Peers, check_separable
 from .placing import held_by, local_of, of_first_rank, on_meta, placed_on, placements_of, put, tensors_of
 from .recapture import Recapture
 from .simulate import piece
@@ -69,10 +71,26 @@ class Program:
         self.backward = _torch.boxed(self.halves.backward)
         self.compiled: tuple[Callable, Callable] | None = None
 
-    def run(self, held: Sequence[torch.Tensor], given: Sequence[torch.Tensor], *, compiled: bool) -> list[Any]:
-        """Outputs, then mutated values, from the local pieces of what is held and what is given."""
+    def run(
+        self,
+        held: Sequence[torch.Tensor],
+        given: Sequence[torch.Tensor],
+        *,
+        compiled: bool,
+        add: Callable[[dict[str, torch.Tensor]], dict[str, torch.Tensor]] | None = None,
+    ) -> list[Any]:
+        """Outputs, then mutated values, from the local pieces of what is held and what is given. `add` makes of the
+        pieces of this replica's gradients those of all replicas."""
         forward, backward = self._graphs(compiled)
+        if add is not None:
+            backward = self._added(backward, add)
         return list(_Step.apply(self.halves, forward, backward, *held, *given))  # type: ignore[arg-type]
+
+    def _added(self, backward: Callable, add: Callable[[dict[str, torch.Tensor]], dict[str, torch.Tensor]]) -> Callable:
+        def run(given: list[Any]) -> list[Any]:
+            return list(add(dict(zip(self.halves.program.gradients, backward(given), strict=True))).values())
+
+        return run
 
     def _graphs(self, compiled: bool) -> tuple[Callable, Callable]:
         if not compiled:
@@ -188,13 +206,17 @@ class _State:
         self,
         recapture: Recapture,
         device_mesh: DeviceMesh,
+        peers: Peers | None,
     ) -> None:
         self.recapture, self.plan, self.device_mesh = recapture, recapture.plan, device_mesh
+        self.peers = peers
         self.programs: dict[tuple, Program] = {}
 
     def add(self, captured: Captured, training: bool) -> Program:
         """Keep the program of a capture."""
         program = Program(captured, self.plan, self.device_mesh)
+        if self.peers is not None:
+            check_separable(captured)
         shapes = tuple((s.shape, s.dtype, s.requires_grad) for s in program.sources if s.kind == "input")
         self.programs[captured.input_tree.names, captured.input_tree.constants, shapes, training] = program
         return program
@@ -202,6 +224,10 @@ class _State:
     def call(self, model: Parallel, args: tuple, kwargs: dict[str, Any], compiled: bool) -> Any:
         """Run the program for these inputs, capturing them first when their shapes are new."""
         tensors, tree = flatten_call(args, kwargs)
+        peers, batch = self.peers, 0
+        if peers is not None:
+            tensors, batch = peers.cut(tensors, tree)
+            args, kwargs = tree.build(tensors)
         key = (
             tree.names,
             tree.constants,
@@ -215,14 +241,16 @@ class _State:
         held = [local_of(held_by(model, s.name)) for s in program.sources if s.kind != "input"]
         layouts = [layout for s, layout in zip(program.sources, program.layouts, strict=True) if s.kind == "input"]
         given = [program.local(t, layout, self.device_mesh) for t, layout in zip(tensors, layouts, strict=True)]
-        results = program.run(held, given, compiled=compiled)
+        add = None if peers is None else partial(peers.sum, batch=batch)
+        results = program.run(held, given, compiled=compiled, add=add)
         local = program.halves.program
         outputs = dict(zip(local.outputs, results, strict=False))
         with torch.no_grad():
             for name, value in zip(local.mutations, results[len(local.outputs) :], strict=True):
                 target = tensors[tree.names.index(name)] if name in tree.names else local_of(held_by(model, name))
                 target.copy_(value)
-        return program.outputs.build([outputs.get(index) for index in range(program.count)])
+        made = [outputs.get(index) for index in range(program.count)]
+        return program.outputs.build(made if peers is None else [peers.whole(one, batch) for one in made])
 
 
 def parallelize(
@@ -234,16 +262,18 @@ def parallelize(
     loss: LossFunction | None = None,
     in_place: bool = False,
     sound: Callable[[Captured], None] | None = None,
+    peers: Peers | None = None,
 ) -> nn.Module:
     """`model` run by `plan` on `device_mesh`: a new module of the model's class, or the same one with `in_place`.
 
     Weights that are there (not on the meta device) are taken over, rank 0's on every rank: each keeps its own pieces.
     Otherwise call `to_empty(device=...)` and initialise, or load a distributed checkpoint. Inputs of other sizes are
-    captured when they first come; `sound` raises when the plan's layouts do not hold for that capture.
+    captured when they first come; `sound` raises when the plan's layouts do not hold for that capture. With `peers`
+    this is one replica of several, on its share of each batch.
     """
     _fits_mesh(plan, device_mesh)
     again = Recapture(skeleton=on_meta(model), plan=plan, loss=loss, again=captured.again, sound=sound)
-    state = _State(again, device_mesh)
+    state = _State(again, device_mesh, peers)
     program = state.add(captured, model.training)
     placed = {s.name: layout for s, layout in zip(program.sources, program.layouts, strict=True)}
     pieces: dict[int, Any] = {}

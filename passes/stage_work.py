@@ -29,7 +29,10 @@ from .stage_lookup import StageLookup
 from .stages import StageProgram
 from .weights import in_two_steps
 
-__all__ = ["Expected", "StageGraphs", "StageWork", "drawing", "stage_graphs"]
+__all__ = ["DRAWS", "Expected", "StageGraphs", "StageWork", "drawing", "stage_graphs"]
+
+# What the seed of a micro-batch's draws grows by from one to the next.
+DRAWS = 7_368_787
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,7 +121,7 @@ def drawing(graphs: StageGraphs, action: Action, seed: int) -> Iterator[None]:
         return
     devices = [torch.cuda.current_device()] if torch.cuda.is_available() else []
     with torch.random.fork_rng(devices=devices):
-        torch.manual_seed((seed + 1_000_003 * action.stage + 7_368_787 * (action.microbatch or 0)) % 2**63)
+        torch.manual_seed((seed + 1_000_003 * action.stage + DRAWS * (action.microbatch or 0)) % 2**63)
         yield
 
 

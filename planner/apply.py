@@ -25,6 +25,7 @@ from ..plans.meshes import Mesh
 from ..plans.pipelines import Pipeline
 from ..plans.plan import Plan
 from ..plans.sizes import check_sizes
+from ..plans.uneven import Uneven
 from .api import LossFunction, plan
 from .dynamic import at_planned_sizes, check_layouts
 from .sharding.folding import Blocks
@@ -41,6 +42,7 @@ __all__ = [
     "check_fits",
     "check_torch",
     "device_mesh_for",
+    "device_mesh_of",
     "here",
     "usual_here",
 ]
@@ -328,6 +330,18 @@ def device_mesh_for(mesh: Mesh, pipeline: Pipeline | None = None, *, mark: str =
     if pipeline is not None:
         return init_device_mesh(device, (stages, *mesh.shape), mesh_dim_names=(f"{AXIS}{mark}", *names))
     return init_device_mesh(device, mesh.shape, mesh_dim_names=names)
+
+
+def device_mesh_of(plan: Uneven, rank: int, *, mark: str = "") -> DeviceMesh:
+    """The DeviceMesh of the replica that `rank` is in; all ranks make all of them."""
+    device, found = "cuda" if torch.cuda.is_available() and dist.get_backend() == "nccl" else "cpu", []
+    for portion, row in zip(plan.portions, plan.split(range(dist.get_world_size())), strict=True):
+        pipeline = portion.plan.pipeline
+        mesh, first = portion.plan.mesh, () if pipeline is None else (pipeline.ranks,)
+        sizes, names = (*first, *mesh.shape), (*((AXIS,) if first else ()), *mesh.axis_names)
+        ranks = torch.tensor(row).reshape(sizes)
+        found.append(DeviceMesh(device, ranks, mesh_dim_names=tuple(f"{name}{mark}" for name in names)))
+    return found[plan.portion_of(rank)]
 
 
 class _Waiting(nn.Module):

@@ -26,7 +26,7 @@ from .stage_holders import stage_holders
 from .stamps import stamped_block
 from .words import dtype_bytes
 
-__all__ = ["Box", "Carried", "Migration", "Missing", "Move", "Place", "carried", "migrate"]
+__all__ = ["Box", "Carried", "Migration", "Missing", "Move", "Place", "Places", "carried", "cells_of", "migrate"]
 
 # Start and length along each tensor dim, in elements of the global tensor; () is the one element of a scalar.
 Box = tuple[tuple[int, int], ...]
@@ -83,14 +83,39 @@ class Place:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Places:
+    """Where the pieces of a tensor lie that each of several replicas holds whole, split in its own way."""
+
+    parts: tuple[Place, ...]
+
+    @property
+    def ranks(self) -> tuple[int, ...]:
+        """Everybody who holds a piece."""
+        return tuple(rank for part in self.parts for rank in part.ranks)
+
+    def box(self, shape: Sequence[int], rank: int) -> Box | None:
+        """As `Place.box`."""
+        return next((part.box(shape, rank) for part in self.parts if rank in part.ranks), None)
+
+    def local_shape(self, shape: Sequence[int], rank: int) -> tuple[int, ...]:
+        """As `Place.local_shape`."""
+        return next(part.local_shape(shape, rank) for part in self.parts if rank in part.ranks)
+
+    def boxes(self, shape: Sequence[int]) -> Iterator[tuple[int, Box]]:
+        """As `Place.boxes`."""
+        for part in self.parts:
+            yield from part.boxes(shape)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Carried:
     """A tensor that outlives a change of plan. `copies` equal tensors may go under one name, as in a plan's blocks."""
 
     name: str
     shape: tuple[int, ...]
     dtype: str
-    before: Place
-    after: Place
+    before: Place | Places
+    after: Place | Places
     copies: int = 1
 
 
@@ -159,8 +184,8 @@ def migrate(
     """
     living = frozenset(alive)
     given: dict[int, int] = dict.fromkeys(living, 0)
-    grids: dict[tuple[tuple[int, ...], Place], _Grid] = {}
-    routes: dict[tuple[tuple[int, ...], Place, Place], list[_Route]] = {}
+    grids: dict[tuple[tuple[int, ...], Place | Places], _Grid] = {}
+    routes: dict[tuple[tuple[int, ...], Place | Places, Place | Places], list[_Route]] = {}
     moves: list[Move] = []
     missing: list[Missing] = []
     for tensor in tensors:
@@ -188,27 +213,46 @@ def migrate(
 _Route = tuple[int, Box, int, list[int]]
 
 
+def cells_of(shape: Sequence[int], place: Place | Places) -> tuple[dict[Box, list[int]], list[list[tuple[int, int]]]]:
+    """The least boxes of a tensor of `shape` that are held alike, each with the ranks that hold it, and the intervals
+    per dim of which they are the product: pieces of unlike replicas are cut where any of them ends."""
+    held = list(place.boxes(shape))
+    intervals = []
+    for dim in range(len(shape)):
+        cuts = sorted({end for _, box in held for end in (box[dim][0], box[dim][0] + box[dim][1])})
+        intervals.append([(low, high - low) for low, high in itertools.pairwise(cuts)])
+    starts = [[start for start, _ in row] for row in intervals]
+    found: dict[Box, list[int]] = {}
+    inside: dict[Box, list[Box]] = {}
+    for rank, box in held:
+        if box not in inside:
+            inside[box] = list(_product(box, intervals, starts))
+        for cell in inside[box]:
+            found.setdefault(cell, []).append(rank)
+    return found, intervals
+
+
+def _product(box: Box, intervals: list[list[tuple[int, int]]], starts: list[list[int]]) -> Iterator[Box]:
+    """The cells that a box touches."""
+    touched = []
+    for (start, length), row, firsts in zip(box, intervals, starts, strict=True):
+        touched.append(row[bisect_right(firsts, start) - 1 : bisect_right(firsts, start + length - 1)])
+    return itertools.product(*touched)
+
+
 class _Grid:
     """The pieces of a tensor before the change and who holds each. Pieces are the product of intervals per dim."""
 
-    def __init__(self, shape: tuple[int, ...], place: Place, alive: frozenset[int]) -> None:
+    def __init__(self, shape: tuple[int, ...], place: Place | Places, alive: frozenset[int]) -> None:
         self.shape = shape
-        self.holders: dict[Box, list[int]] = {}
-        for rank, box in place.boxes(shape):
-            holders = self.holders.setdefault(box, [])
-            if rank in alive:
-                holders.append(rank)
-        self.intervals = [sorted({box[dim] for box in self.holders}) for dim in range(len(shape))]
+        cells, self.intervals = cells_of(shape, place)
+        self.holders = {box: [rank for rank in ranks if rank in alive] for box, ranks in cells.items()}
         self.starts = [[start for start, _ in intervals] for intervals in self.intervals]
 
-    def routes(self, after: Place) -> Iterator[_Route]:
+    def routes(self, after: Place | Places) -> Iterator[_Route]:
         """For every rank of `after` the parts of its piece, each with the living ranks that hold it."""
         for receiver, target in after.boxes(self.shape):
-            touched = []
-            for (start, length), intervals, starts in zip(target, self.intervals, self.starts, strict=True):
-                first = bisect_right(starts, start) - 1
-                touched.append(intervals[first : bisect_right(starts, start + length - 1)])
-            for source in itertools.product(*touched):
+            for source in _product(target, self.intervals, self.starts):
                 box = _common(source, target)
                 yield receiver, box, math.prod(length for _, length in box), self.holders[source]
 

@@ -184,6 +184,7 @@ def main(options: dict[str, Any]) -> None:
         "microbatches",
         "schedule",
         "ahead",
+        "uneven",
     )
     given = {key: options[key] for key in keys if key in options}
     job = mw.elastic(
@@ -193,7 +194,7 @@ def main(options: dict[str, Any]) -> None:
     (folder / f"pid-{job.number}").write_text(str(os.getpid()), encoding="utf-8")
     entered = 0
     for batch, indices in job.batches(samples, size, epochs=options.get("epochs", EPOCHS), seed=3):
-        faults.who, faults.step, before = job.number, job.done, (job.done, job.plan.digest(), job.members)
+        faults.who, faults.step, before = job.number, job.done, (job.done, job._running.plan.digest(), job.members)
         if job._watch.epoch != entered:
             entered = job._watch.epoch
             dump(job, f"resume-{job.number}-{entered}-{job.done}")

@@ -31,7 +31,7 @@ from ..sharding.own_rules import OpRule
 from .choices import Choice, Devices, choices
 from .solved import Solved
 
-__all__ = ["least_copies", "ranks_of", "replan", "replanned"]
+__all__ = ["least_copies", "ranks_of", "replan", "replanned", "slowed"]
 
 LossFunction = Callable[[Any], torch.Tensor]
 
@@ -161,7 +161,7 @@ def _replacement(before: Plan, made: Plan, choice: Choice, devices: Devices) -> 
     made = msgspec.structs.replace(
         made,
         model=msgspec.structs.replace(made.model, origin=before.model.origin),
-        predicted=_slowed(made, choice.speed),
+        predicted=slowed(made, choice.speed),
     )
     migration = _migration(before, made, choice.devices, devices)
     return Replacement(
@@ -175,7 +175,7 @@ def _replacement(before: Plan, made: Plan, choice: Choice, devices: Devices) -> 
     )
 
 
-def _slowed(plan: Plan, speed: float) -> Predicted:
+def slowed(plan: Plan, speed: float) -> Predicted:
     """What is predicted where the slowest device computes at `speed`: communication is as fast as before."""
     now = plan.predicted
     more = (now.compute_s + now.optimizer_s) * (1 / speed - 1)

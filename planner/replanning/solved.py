@@ -19,10 +19,11 @@ from msgspec import Struct
 from torch import nn
 
 from ...passes.graph import Captured
+from ...passes.microbatches import first_rows, samples_of
 from ...passes.recompute import Recompute
 from ...plans.clusters import Cluster
 from ...plans.errors import Infeasible
-from ...plans.plan import Options, Plan
+from ...plans.plan import DynamicDim, Options, Plan
 from ..api import draft, plan_draft
 from ..checking.check import default_loss
 from ..fitting import within_rooms
@@ -67,6 +68,9 @@ class Solved:
     rules: Sequence[OpRule] = ()
     shelf: Shelf | None = None
     table: dict[str, Solution] = field(default_factory=dict)
+    # Of how many samples the inputs are the first ones; 0: the whole batch.
+    rows: int = 0
+    _shares: dict[int, Solved] = field(default_factory=dict)
     _traces: Traces | None = None
     _captures: dict[tuple[int, Recompute], tuple[Captured, Blocks]] = field(default_factory=dict)
 
@@ -75,7 +79,7 @@ class Solved:
     ) -> Plan | Solution:
         """The plan of the request of `plan` on the devices of `choice`, as if they were healthy; or its bound, where
         that is not below `better_than_s`, or the reason why there is none."""
-        key = _key(plan, choice)
+        key = _key(plan, choice, self.rows)
         known = self.table.get(key) or self._shelved(key)
         if known is None or not (known.plan or known.refused or known.bound_s >= better_than_s):
             known = self._solve(plan, choice, time_limit_s, better_than_s)
@@ -83,6 +87,17 @@ class Solved:
             if self.shelf is not None:
                 self.shelf.put(key, msgspec.json.encode(known))
         return Plan.from_bytes(known.plan) if known.plan else known
+
+    def of_rows(self, rows: int) -> Solved:
+        """The same of the first `rows` samples of the batch."""
+        if rows not in self._shares:
+            args, kwargs = first_rows(self.args, self.kwargs, rows)
+            self._shares[rows] = Solved(
+                model=self.model, args=args, kwargs=kwargs, loss=self.loss, rules=self.rules, rows=rows,
+                _captures=self._captures,
+            )  # fmt: skip
+        self._shares[rows].shelf = self.shelf
+        return self._shares[rows]
 
     def _shelved(self, key: str) -> Solution | None:
         kept = None if self.shelf is None else self.shelf.get(key)
@@ -109,8 +124,16 @@ class Solved:
             cluster=choice.cluster(plan), constraints=fitted(options.constraints, choice.mesh),
             recipe=options.recipe or None, optimizer=options.optimizer, compiled=options.compiled,
             memory_limit_bytes=options.memory_limit_bytes, replicate=options.replicate, rules=self.rules,
-            name=plan.model.name, dynamic=options.dynamic or None,
+            name=plan.model.name, dynamic=self._dynamic(options),
         )  # fmt: skip
+
+    def _dynamic(self, options: Options) -> tuple[DynamicDim, ...] | None:
+        """The dims that may change; a share of a small batch may be one sample."""
+        if not self.rows:
+            return options.dynamic or None
+        return tuple(
+            msgspec.structs.replace(one, smallest=1, step=1) if one.dim == 0 else one for one in options.dynamic
+        ) or None  # fmt: skip
 
     def _sharded(self, plan: Plan, choice: Choice, time_limit_s: float, better_than_s: float) -> Plan | float:
         """The plan on one mesh; or a bound, before any memory is counted, that is no better than `better_than_s`."""
@@ -137,7 +160,8 @@ class Solved:
         request = {**self._request(plan, choice), "loss": self.loss or default_loss}
         failed: Infeasible | None = None
         for mode in _modes(plan.options):
-            at = degrees.microbatches, mode
+            # Shares of a batch are cut into micro-batches of one size.
+            at = -(-samples_of(self.args, self.kwargs) // degrees.microbatches), mode
             prepared = joined_draft(
                 self.model, self.args, self.kwargs, degrees, reduce=plan.pipeline.reduce_gradients,
                 recompute=mode, known=self._captures.get(at), **request,
@@ -160,10 +184,11 @@ def _modes(options: Options) -> tuple[Recompute, ...]:
     return ("none",) if options.recompute == "none" else ("pointwise", "block")
 
 
-def _key(plan: Plan, choice: Choice) -> str:
+def _key(plan: Plan, choice: Choice, rows: int) -> str:
     """Everything that decides which plan is found, in a digest."""
     options = msgspec.structs.replace(plan.options, recompute=_modes(plan.options)[0])
     pipeline = None if plan.pipeline is None else (plan.pipeline.microbatches, plan.pipeline.reduce_gradients)
     cluster: Cluster = choice.cluster(plan)
     what = (plan.model.digest, options, cluster, choice.mesh.shape, choice.mesh.axis_names, choice.pipeline, pipeline)
+    what = (*what, rows) if rows else what
     return hashlib.sha256(msgspec.json.encode(what)).hexdigest()

@@ -12,7 +12,8 @@ import itertools
 import json
 import os
 import select
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from types import MappingProxyType
 from typing import Any
 
 import msgspec
@@ -23,13 +24,14 @@ from torch import nn
 
 from ...plans.errors import MeshwrightError, RequestError
 from ...plans.plan import Plan
+from ...plans.uneven import Uneven, read_plan
 from ..replanning.replan import ranks_of
 from ..replanning.solved import Solved
 from ..workloads import workload_of
 from .epochs import Event, post
 from .pace import Curve
 from .processes import forked
-from .survivors import Request, assigned, replacement
+from .survivors import Request, answer, assigned
 from .watch import connect
 
 __all__ = ["Ahead", "Ask", "StoreShelf", "ahead_of", "curve_key", "curve_of"]
@@ -121,14 +123,16 @@ def _answers(ask: Ask, request: Request, solved: Solved, store: Any, me: int) ->
     elif (curve := curve_of(request, plan, solved.model)) is not None:
         store.set(curve_key(plan.digest()), msgspec.json.encode(curve).decode())
         yield
-    for _ in ahead_of(request, plan, len(ask.members) - ranks_of(plan), solved):
+    gone = {at: 0.0 for at, who in enumerate(ask.ranks) if who not in ask.members}
+    for _ in ahead_of(request, plan, len(ask.members) - ranks_of(plan) + len(gone), solved, gone):
         yield
 
 
 def _judge(ask: Ask, plan: Plan, request: Request, solved: Solved, store: Any, me: int) -> None:
     """Tell the supervisor of slow processes where another arrangement would be faster."""
     found = assigned(request, ask.members, (plan, ask.ranks), ask.speeds, solved)
-    if found.ranks != ask.ranks or Plan.from_bytes(found.plan).mesh != plan.mesh:
+    made = read_plan(found.plan)
+    if found.ranks != ask.ranks or isinstance(made, Uneven) or made.mesh != plan.mesh:
         for who, speed in sorted(ask.speeds.items()):
             post(store, Event(kind="slow", who=who, text=json.dumps(speed)))
 
@@ -157,19 +161,24 @@ def curve_of(request: Request, plan: Plan, model: nn.Module) -> Curve | None:
     return Curve(symbol=dims[0].symbol, sizes=tuple(sizes.tolist()), seconds=tuple(np.asarray(seconds).tolist()))
 
 
-def ahead_of(request: Request, plan: Plan, spare: int, solved: Solved) -> Iterator[None]:
-    """Solve what a replan will ask for when one device is lost, two are, or one comes; a step at a time."""
+def ahead_of(
+    request: Request, plan: Plan, spare: int, solved: Solved, gone: Mapping[int, float] = MappingProxyType({})
+) -> Iterator[None]:
+    """Solve what a replan will ask for when one device is lost, beside those that are `gone`, two are, or one comes; a
+    step at a time."""
     size = ranks_of(plan)
-    singles = [{device: 0.0} for device in range(size)]
+    left = [device for device in range(size) if device not in gone]
+    singles = [{device: 0.0} for device in left]
     per_node = plan.cluster.devices_per_node
     doubles = sorted(
-        ({a: 0.0, b: 0.0} for a, b in itertools.combinations(range(size), 2)),
+        ({a: 0.0, b: 0.0} for a, b in itertools.combinations(left, 2)),
         key=lambda pair: len({device // per_node for device in pair}),
     )
     cases = [*((one, spare) for one in singles), ({}, spare + 1), *((two, spare) for two in doubles[:_DOUBLES])]
-    for health, added in cases:
+    for more, added in cases:
+        health = {**gone, **more}
         if len(health) < size + added:
             # What goes wrong here, in the script's own rule for meshes too, is met and told when it is needed.
             with contextlib.suppress(Exception):
-                replacement(request, plan, health, added, solved)
+                answer(request, plan, health, added, solved)
         yield

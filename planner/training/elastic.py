@@ -31,6 +31,7 @@ from ...plans.batches import Batches
 from ...plans.errors import CheckError, RequestError, StepError
 from ...plans.meshes import Mesh
 from ...plans.plan import Plan
+from ...plans.uneven import Uneven
 from ..api import LossFunction
 from .ahead import Ahead, Ask, StoreShelf, curve_key
 from .checkpoints import Checkpoints
@@ -67,6 +68,7 @@ def elastic(
     horizon_s: float | None = None,
     ahead: bool = True,
     slow: float | None = None,
+    uneven: bool | None = None,
     **options: Any,
 ) -> Elastic:
     """A job that trains `model` on the processes that `meshwright run` started, and goes on with those that are left.
@@ -85,6 +87,9 @@ def elastic(
     slow             a process below this share of the others' speed is slow, and left out if a plan without it is
                      faster (`ahead` judges that); 0: none is. By default 0.8 on GPUs, and 0 on CPUs, which
                      processes may share
+    uneven           after a loss, replicas may be of unlike sizes and share each batch, where that is faster: the model
+                     computes each sample by itself, and the loss is the mean over them. By default with a pipeline
+                     alone, which asks the same of its micro-batches
 
     Waits until all processes are there. Raises RequestError without a supervisor, Infeasible when no plan fits, and
     StateLost when neither survivors nor a checkpoint hold what the new plan needs.
@@ -99,7 +104,7 @@ def elastic(
     kept = None if checkpoint is None else Checkpoints(Path(checkpoint).absolute(), every=every, keep=keep)
     request = Request(
         model=model, args=tuple(args), kwargs=dict(kwargs or {}), loss=loss, mesh=mesh, first=plan,
-        horizon_s=horizon_s, options=options,
+        horizon_s=horizon_s, uneven=_piped(options) if uneven is None else uneven, options=options,
     )  # fmt: skip
     # Before this process has threads.
     planner = Ahead(request, *supervised()) if ahead else None
@@ -108,6 +113,10 @@ def elastic(
     job = Elastic(Watch(), training, kept, planner, timeout_s, share)
     job.enter()
     return job
+
+
+def _piped(options: dict[str, Any]) -> bool:
+    return options.get("pipeline") is not None or options.get("microbatches") is not None
 
 
 class Elastic:
@@ -149,8 +158,8 @@ class Elastic:
 
     @property
     def plan(self) -> Plan:
-        """The plan that it runs by."""
-        return self._running.plan
+        """The plan that it runs by, of replicas of unlike sizes that of this process's own."""
+        return self._running.own
 
     @property
     def done(self) -> int:
@@ -325,7 +334,10 @@ class Elastic:
         """Have the process beside this one plan for what may come, and judge `speeds` first."""
         members = self._watch.epochs[self._watch.epoch].members
         if self._planner is not None:
-            ask = Ask(plan=self.plan.to_bytes(), ranks=self.members, members=members, speeds=speeds)
+            plan, ranks = self._running.plan, self.members
+            if isinstance(plan, Uneven):
+                plan, ranks = plan.whole, plan.played
+            ask = Ask(plan=plan.to_bytes(), ranks=ranks, members=members, speeds=speeds)
             self._planner.plan(self._watch.store, ask)
 
     def _closed(self) -> bool:
@@ -430,10 +442,12 @@ class Elastic:
         if kept is None or self._saved == self.done:
             return
         tensors, kinds = self._training.tensors()
-        if running.plan.pipeline is not None:
+        if running.own.pipeline is not None:
             # Each rank of a pipeline knows of its own alone.
             kinds = self._training.kinds(running.plan, gathered(self._groups.control, kinds))
         extra = {**self._training.extra(running), "kinds": msgspec.json.encode(kinds), "done": self.done}
+        if self._training.repeats:
+            tensors = {}
         token = f"{self._watch.epoch:x}-{self._job():x}"
         kept.save(tensors, extra, done=self.done, token=token, group=self._groups.saving)
         self._saved = self.done

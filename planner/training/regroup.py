@@ -28,8 +28,9 @@ from ...passes.transfer import Part, transfer
 from ...plans.errors import CheckError, StateLost
 from ...plans.migration import Migration, migrate
 from ...plans.plan import Plan
+from ...plans.uneven import Uneven, read_plan
 from .. import _torch
-from ..apply import agreed_bytes, device_mesh_for
+from ..apply import agreed_bytes, device_mesh_for, device_mesh_of
 from ..replanning.solved import Solved
 from .checkpoints import Checkpoints, newest, read_extra, read_into
 from .epochs import Epoch
@@ -69,7 +70,7 @@ class Regroup:
         # Who plays the ranks of the plan.
         self.ranks: tuple[int, ...] = ()
         # The plan so far, and who played its ranks.
-        self.before: tuple[Plan, tuple[int, ...]] | None = None
+        self.before: tuple[Plan | Uneven, tuple[int, ...]] | None = None
         self.timeout = timedelta(seconds=timeout_s)
         self.groups = Groups()
         self.seconds: dict[str, float] = {}
@@ -176,7 +177,7 @@ class Regroup:
             return None, ()
         return self._described(holders[0], said), holders
 
-    def _recalled(self, said: list[Any]) -> tuple[Plan, tuple[int, ...]] | None:
+    def _recalled(self, said: list[Any]) -> tuple[Plan | Uneven, tuple[int, ...]] | None:
         """The last plan that any of them ran by, on every rank, when nobody has its state any more."""
         newest, box = max(one["known"] for one in said), [None]
         if newest < 0:
@@ -186,7 +187,7 @@ class Regroup:
             box = [self.training.known]  # type: ignore[list-item]
         dist.broadcast_object_list(box, src=source, group=self.groups.control)
         _, data, ranks = box[0]  # type: ignore[misc]
-        return Plan.from_bytes(data), ranks
+        return read_plan(data), ranks
 
     def _described(self, teller: int, said: list[Any]) -> State:
         """What `teller` holds, without its pieces, and the kinds of what all hold, on every rank."""
@@ -201,31 +202,37 @@ class Regroup:
         source = [one["who"] for one in said].index(teller)
         dist.broadcast_object_list(box, src=source, group=self.groups.control)
         version, data, ranks, done, extra = box[0]  # type: ignore[misc]
-        plan = Plan.from_bytes(data)
+        plan = read_plan(data)
         kinds = training.kinds(plan, gathered(self.groups.control, () if held is None else held.kinds))
         return State(version=version, plan=plan, ranks=ranks, done=done, kinds=kinds, pieces={}, extra=extra)
 
-    def _plan(self, base: State | None) -> Plan:
+    def _plan(self, base: State | None) -> Plan | Uneven:
         """The plan for those that stay, the same on every rank, and who plays its ranks."""
         epoch = self.epoch
-        before = self.before if base is None else (base.plan, base.ranks)
+        last = self.before if base is None else (base.plan, base.ranks)
+        before: tuple[Plan, tuple[int, ...]] | None = None
+        if last is not None:
+            one, ranks = last
+            before = (one.whole, one.played) if isinstance(one, Uneven) else (one, ranks)
         request, solved = self.training.request, self.solved
 
         def make() -> bytes:
             return msgspec.json.encode(assigned(request, epoch.members, before, epoch.speeds, solved))
 
         found = msgspec.json.decode(agreed_bytes(make), type=Assigned)
-        plan, self.ranks = Plan.from_bytes(found.plan), found.ranks
+        plan, self.ranks = read_plan(found.plan), found.ranks
         agree(self.groups.control, {"plan": plan.digest(), "ranks": self.ranks})
         return plan
 
-    def _move(self, base: State, holders: tuple[int, ...], plan: Plan, everyone: tuple[int, ...]) -> State | None:
+    def _move(
+        self, base: State, holders: tuple[int, ...], plan: Plan | Uneven, everyone: tuple[int, ...]
+    ) -> State | None:
         """The new version of the state; None where the newest checkpoint has to be read instead."""
         training, me, members = self.training, self.watch.me, self.ranks
         # Those who have nothing yet may receive, and not give.
         ranks = tuple(who if who in holders else -1 - at for at, who in enumerate(base.ranks))
-        holders_before, holders_after = training.holders(base.plan), training.holders(plan)
-        tensors = list(carried_kinds(base.kinds, base.plan, plan, ranks, members, holders_before, holders_after))
+        after = training.spread(plan, members)
+        tensors = list(carried_kinds(base.kinds, training.spread(base.plan, ranks), after))
         migration = migrate(tensors, {*holders, *everyone})
         agree(self.groups.control, {"step": base.done, "migration": migration.digest()})
         if migration.missing:
@@ -237,10 +244,10 @@ class Regroup:
         sources: dict[str, Part] = {}
         if held is not None and me in base.ranks:
             mine = [kind for kind in held.kinds if kind.name in held.pieces]
-            sources = parts(mine, base.plan, base.ranks, me, held.pieces, holders_before)
+            sources = parts(mine, training.spread(base.plan, base.ranks), me, held.pieces)
         fresh = None
         if me in members:
-            targets = _targets(parts(base.kinds, plan, members, me, holders=holders_after), sources)
+            targets = _targets(parts(base.kinds, after, me), sources)
             pieces = {name: part.local for name, part in targets.items()}
             fresh = State(
                 version=self.epoch.number,
@@ -279,13 +286,16 @@ class Regroup:
                 "pass checkpoint=FOLDER to elastic, or plan with replicas (e.g. recipe='hsdp')"
             )
 
-    def _build(self, plan: Plan, state: State | None) -> None:
+    def _build(self, plan: Plan | Uneven, state: State | None) -> None:
         training, members = self.training, self.ranks
         _torch.forget_meshes()
         with self.watch.fence.around():
             self.watch.check()
             mark = f"@{self.epoch.number}"
-            mesh = device_mesh_for(plan.mesh, plan.pipeline, mark=mark)
+            if isinstance(plan, Uneven):
+                mesh = device_mesh_of(plan, dist.get_rank(), mark=mark)
+            else:
+                mesh = device_mesh_for(plan.mesh, plan.pipeline, mark=mark)
         self.watch.groups |= {name.removesuffix(mark): mesh.get_group(name) for name in mesh.mesh_dim_names or ()}
         if state is None:
             state = self._from_checkpoint(plan, mesh)
@@ -304,7 +314,7 @@ class Regroup:
         training.running, training.settled = running, None
         training.stage = "between"
 
-    def _from_checkpoint(self, plan: Plan, mesh: Any) -> State | None:
+    def _from_checkpoint(self, plan: Plan | Uneven, mesh: Any) -> State | None:
         """The state in the newest checkpoint, which lies as all ranks will hold it; None without one."""
         training = self.training
         training.settled = None
@@ -316,10 +326,12 @@ class Regroup:
             return None
         extra = read_extra(path[0])
         kinds = tuple(msgspec.json.decode(extra["kinds"], type=list[Kind]))
-        lookup, members = PlanLookup(plan), self.ranks
-        mine = parts(kinds, plan, members, self.watch.me, holders=training.holders(plan))
+        members = self.ranks
+        own = plan.portions[plan.portion_of(dist.get_rank())].plan if isinstance(plan, Uneven) else plan
+        lookup = PlanLookup(own)
+        mine = parts(kinds, training.spread(plan, members), self.watch.me)
         pieces = {name: part.local for name, part in mine.items()}
-        mesh = mesh if plan.pipeline is None else mesh[mesh.mesh_dim_names[1:]]
+        mesh = mesh if own.pipeline is None else mesh[mesh.mesh_dim_names[1:]]
         tensors: dict[str, torch.Tensor] = {}
         for kind in (kind for kind in kinds if kind.name in pieces):
             layout = None if kind.like is None else lookup.layout(kind.like)

@@ -22,14 +22,16 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
 from ...passes.graph import Captured
-from ...passes.holdings import Holders, Kind, holders_of, kinds_of, local_pieces, put_together, tensors_of
-from ...passes.microbatches import microbatch
+from ...passes.holdings import Kind, Spread, holders_of, kinds_of, local_pieces, put_together, tensors_of
+from ...passes.microbatches import first_rows, microbatch, samples_of
+from ...passes.peers import Peers
 from ...passes.pipeline_runtime import parallelize_pipeline
 from ...passes.placing import on_meta
 from ...passes.runtime import parallelize
 from ...passes.training_step import loss_of
 from ...plans.errors import RequestError
 from ...plans.plan import Plan
+from ...plans.uneven import Uneven
 from ..apply import capture_for
 from ..dynamic import check_layouts
 from .survivors import Request
@@ -43,7 +45,7 @@ class State:
     with it besides tensors that are split."""
 
     version: int
-    plan: Plan
+    plan: Plan | Uneven
     ranks: tuple[int, ...]
     done: int
     kinds: tuple[Kind, ...]
@@ -53,12 +55,13 @@ class State:
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class Running:
-    """A model that trains."""
+    """A model that trains; `own` is the plan of this process's replica."""
 
     model: nn.Module
     optimizer: torch.optim.Optimizer
     scheduler: Any
-    plan: Plan
+    plan: Plan | Uneven
+    own: Plan
     ranks: tuple[int, ...]
     version: int
 
@@ -77,7 +80,7 @@ class Training:
     fresh: State | None = None
     # The last version that this process ran, its plan's file, and who played its ranks.
     known: tuple[int, bytes, tuple[int, ...]] | None = None
-    _captured: dict[tuple[str, int], Captured] = field(default_factory=dict)
+    _captured: dict[tuple[str, bool, int], Captured] = field(default_factory=dict)
     _skeleton: nn.Module | None = None
     _before: dict[str, Any] = field(default_factory=dict)
 
@@ -88,7 +91,7 @@ class Training:
         assert self.running is not None
         state: Any = self.running.model
         # In a pipeline only buffers are written, when the step is over.
-        programs = () if self.running.plan.pipeline is not None else state._meshwright.programs.values()
+        programs = () if self.running.own.pipeline is not None else state._meshwright.programs.values()
         written = {name for program in programs for name in program.halves.program.mutations}
         tensors = {name: b for name, b in self.running.model.named_buffers()}
         tensors |= {name: p for name, p in self.running.model.named_parameters() if name in written}
@@ -141,6 +144,13 @@ class Training:
         model, optimizer = self.running.model, self.running.optimizer
         return tensors_of(model, optimizer), kinds_of(model, optimizer)
 
+    @property
+    def repeats(self) -> bool:
+        """Whether this process is in another replica of unlike ones than the first, which holds the same values."""
+        running = self.running
+        assert running is not None
+        return isinstance(running.plan, Uneven) and dist.get_rank() >= running.plan.portions[0].ranks
+
     def extra(self, running: Running) -> dict[str, Any]:
         """What goes with the tensors: settings of the optimizer and its scheduler, random state."""
         groups = [{k: v for k, v in g.items() if k != "params"} for g in running.optimizer.param_groups]
@@ -152,59 +162,84 @@ class Training:
             "training": running.model.training,
         }
 
-    def captured(self, plan: Plan) -> Captured:
-        """The model as `plan` runs it, of one micro-batch where it has a pipeline."""
+    def captured(self, plan: Plan, rows: int = 0) -> Captured:
+        """The model as `plan` runs it, on the first `rows` samples (0: all), of one micro-batch where it has a
+        pipeline."""
         request, pipeline = self.request, plan.pipeline
-        key = plan.options.recompute, 0 if pipeline is None else pipeline.microbatches
+        call, loss = (request.args, request.kwargs), request.loss
+        if rows:
+            call = first_rows(*call, rows)
+        if pipeline is not None:
+            call, loss = microbatch(*call, pipeline.microbatches), loss or loss_of
+        key = plan.options.recompute, pipeline is not None, samples_of(*call)
         if key not in self._captured:
-            call, loss = (request.args, request.kwargs), request.loss
-            if pipeline is not None:
-                call, loss = microbatch(*call, pipeline.microbatches), loss or loss_of
             self._captured[key] = capture_for(plan, request.model, *call, loss, self._rules)
         return self._captured[key]
 
-    def holders(self, plan: Plan) -> Holders:
-        """Who holds what by `plan`, see `holders_of`."""
-        return None if plan.pipeline is None else holders_of(self.captured(plan), plan)
+    def portions(self, plan: Plan | Uneven) -> list[tuple[Plan, Captured | None]]:
+        """The plan of each replica and the model as it runs it; that is only looked at where a plan has a pipeline."""
+        if not isinstance(plan, Uneven):
+            return [(plan, None if plan.pipeline is None else self.captured(plan))]
+        rows = plan.samples(samples_of(self.request.args, self.request.kwargs))
+        return [
+            (one.plan, None if one.plan.pipeline is None else self.captured(one.plan, max(count, 1)))
+            for one, count in zip(plan.portions, rows, strict=True)
+        ]
 
-    def kinds(self, plan: Plan, said: Iterable[Iterable[Kind]]) -> tuple[Kind, ...]:
+    def spread(self, plan: Plan | Uneven, ranks: tuple[int, ...]) -> Spread:
+        """Where the state lies by `plan`, played by `ranks`."""
+        rows = plan.split(ranks) if isinstance(plan, Uneven) else [ranks]
+        return Spread(
+            [
+                (one, row, None if captured is None else holders_of(captured, one))
+                for (one, captured), row in zip(self.portions(plan), rows, strict=True)
+            ]
+        )
+
+    def kinds(self, plan: Plan | Uneven, said: Iterable[Iterable[Kind]]) -> tuple[Kind, ...]:
         """All tensors of the training state from what ranks hold; of a pipeline, whose ranks hold parts of the model,
         also those parameters and buffers that none of them holds."""
         found = {kind.name: kind for kinds in said for kind in kinds}
-        if plan.pipeline is not None:
+        captured = self.portions(plan)[0][1]
+        if captured is not None:
             device = next((kind.device for kind in found.values()), "cpu")
-            for source in self.captured(plan).sources.values():
-                if source.kind in ("parameter", "buffer") and source.name not in found:
-                    found[source.name] = Kind(
-                        name=source.name, shape=tuple(source.shape), like=source.name, device=device,
-                        dtype=str(source.dtype).removeprefix("torch."),
-                    )  # fmt: skip
+            for name, kind in _sources(captured, device).items():
+                found.setdefault(name, kind)
         return tuple(found.values())
 
     def build(
         self,
-        plan: Plan,
+        plan: Plan | Uneven,
         ranks: tuple[int, ...],
         version: int,
         mesh: DeviceMesh,
         state: State | None,
         timeout_s: float,
     ) -> Running:
-        """The model run by `plan`, with the values of `state`, or its own where nothing has been trained yet."""
-        request = self.request
-        captured = self.captured(plan)
+        """The model run by `plan`, with the values of `state`, or its own where nothing has been trained yet; `mesh` is
+        that of this process's replica."""
+        request, own, rows, peers = self.request, plan, 0, None
+        if isinstance(plan, Uneven):
+            at = plan.portion_of(dist.get_rank())
+            own = plan.portions[at].plan
+            rows = max(plan.samples(samples_of(request.args, request.kwargs))[at], 1)
+        assert isinstance(own, Plan)
+        captured = self.captured(own, rows)
+        if isinstance(plan, Uneven):
+            kinds = [kind for kind in _sources(captured, "cpu").values() if kind.name in captured.grads]
+            peers = Peers(plan, kinds, [None if c is None else holders_of(c, one) for one, c in self.portions(plan)])
         if self._skeleton is None:
             self._skeleton = on_meta(request.model)
         source = request.model
         if state is not None:
             source = self._skeleton
             source.train(state.extra["training"])
-        sound = partial(check_layouts, plan, rules=self._rules)
-        if plan.pipeline is None:
-            model = parallelize(source, captured, plan, mesh, loss=request.loss, sound=sound)
+        sound = partial(check_layouts, own, rules=self._rules)
+        if own.pipeline is None:
+            model = parallelize(source, captured, own, mesh, loss=request.loss, sound=sound, peers=peers)
         else:
             model = parallelize_pipeline(
-                source, captured, plan, mesh, loss=request.loss, sound=sound, timeout_s=timeout_s
+                source, captured, own, mesh, loss=request.loss, sound=sound, timeout_s=timeout_s, peers=peers
             )
             mesh = mesh[(mesh.mesh_dim_names or ())[1:]]
         if state is None:
@@ -215,7 +250,9 @@ class Training:
         if state is not None:
             _restore(optimizer, scheduler, state.extra)
         self.known = version, plan.to_bytes(), ranks
-        return Running(model=model, optimizer=optimizer, scheduler=scheduler, plan=plan, ranks=ranks, version=version)
+        return Running(
+            model=model, optimizer=optimizer, scheduler=scheduler, plan=plan, own=own, ranks=ranks, version=version
+        )
 
     def forget_weights(self) -> None:
         """A step was done: the weights that the model was given with are not needed any more."""
@@ -225,6 +262,17 @@ class Training:
     @property
     def _rules(self) -> Any:
         return self.request.options.get("rules", ())
+
+
+def _sources(captured: Captured, device: str) -> dict[str, Kind]:
+    """The parameters and buffers of a captured model."""
+    return {
+        source.name: Kind(
+            name=source.name, shape=tuple(source.shape), like=source.name, device=device,
+            dtype=str(source.dtype).removeprefix("torch."),
+        )
+        for source in captured.sources.values() if source.kind in ("parameter", "buffer")
+    }  # fmt: skip
 
 
 def _restore(optimizer: torch.optim.Optimizer, scheduler: Any, extra: dict[str, Any]) -> None:

@@ -12,17 +12,20 @@ from msgspec import Struct
 from torch import nn
 
 from ...passes.placing import on_meta
+from ...plans.errors import Infeasible
 from ...plans.meshes import Mesh
 from ...plans.plan import Plan
 from ...plans.replacements import Replacement
+from ...plans.uneven import Uneven
 from ..api import LossFunction, plan
 from ..apply import here
 from ..replanning.choices import fitted
 from ..replanning.replan import least_copies, ranks_of, replanned
 from ..replanning.solved import Shelf, Solved
 from ..sharding.constraints import Constraint
+from .portions import Group, Portions, groups_by_rule, groups_of, portions_for
 
-__all__ = ["Assigned", "Request", "assigned", "fitting_mesh", "replacement"]
+__all__ = ["Assigned", "Request", "answer", "assigned", "fitting_mesh", "replacement"]
 
 
 # Others wait while one plans.
@@ -32,7 +35,7 @@ _REPLAN_S = 8.0
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Request:
     """What is to be planned: as for `mw.plan`. `mesh` is that of the first processes, or a function of their number;
-    `horizon_s` the seconds to the next failure, see `replan`."""
+    `horizon_s` the seconds to the next failure, see `replan`; `uneven`: samples may be computed each by itself."""
 
     model: nn.Module
     args: Sequence[Any]
@@ -41,6 +44,7 @@ class Request:
     mesh: Mesh | str | Callable[[int], Mesh | str] | None = None
     first: Plan | None = None
     horizon_s: float | None = None
+    uneven: bool = False
     options: dict[str, Any] = field(default_factory=dict)
 
     def solved(self, shelf: Shelf | None = None) -> Solved:
@@ -52,7 +56,8 @@ class Request:
 
 
 class Assigned(Struct, frozen=True, kw_only=True):
-    """A plan's file, and who plays its ranks, by the numbers of processes; all others are idle."""
+    """The file of a plan, or of replicas of unlike sizes, and who plays its ranks, by the numbers of processes; all
+    others are idle."""
 
     plan: bytes
     ranks: tuple[int, ...]
@@ -86,8 +91,41 @@ def assigned(
         return _written(request.first, [*left, *fresh])
     devices = [*ranks, *fresh]
     health = {at: 0.0 if who not in members else speeds.get(who, 1.0) for at, who in enumerate(devices)}
-    found = replacement(request, before, health, len(fresh), solved)
-    return _written(found.plan, [devices[at] for at in found.devices])
+    found, places = answer(request, before, health, len(fresh), solved)
+    if isinstance(found, Portions):
+        uneven = Uneven(whole=before, played=tuple(ranks), portions=found.portions)
+        return Assigned(
+            plan=uneven.to_bytes(), ranks=tuple(devices[at] for at in places), predicted_s=found.step_s
+        )  # fmt: skip
+    return _written(found, [devices[at] for at in places])
+
+
+def answer(
+    request: Request, before: Plan, health: Mapping[int, float], added: int, solved: Solved
+) -> tuple[Plan | Portions, tuple[int, ...]]:
+    """The faster of what `replan` gives and of replicas of unlike sizes, where those may be; who plays the ranks, by
+    the ranks of `before`. Infeasible where neither fits."""
+    size = ranks_of(before)
+    speeds = {device: health.get(device, 1.0) for device in range(size) if health.get(device, 1.0) > 0}
+    fresh = [size + at for at in range(added) if health.get(size + at, 1.0) > 0]
+    rule = request.mesh(len(speeds) + len(fresh)) if callable(request.mesh) else None
+    groups: list[Group] = []
+    if isinstance(rule, str) and "+" in rule:
+        groups = groups_by_rule(rule, before, [*speeds, *fresh])
+    elif request.uneven and rule is None:
+        groups = groups_of(before, speeds, fresh)
+    found = None if not groups else portions_for(before, groups, speeds, solved, time_limit_s=_REPLAN_S / 2)
+    if found is not None and isinstance(rule, str):
+        return found, found.devices
+    try:
+        even = replacement(request, before, health, added, solved)
+    except Infeasible:
+        if found is None:
+            raise
+        return found, found.devices
+    if found is not None and len(found.portions) > 1 and found.step_s < even.step_time_s:
+        return found, found.devices
+    return even.plan, even.devices
 
 
 def replacement(request: Request, before: Plan, health: Mapping[int, float], added: int, solved: Solved) -> Replacement:
