@@ -11,27 +11,28 @@ import numpy as np
 from ...cost_models.pipeline import simulate
 from ...cost_models.pipeline.arrays import Arrays, orders_of, schedule_of
 from ...plans import Infeasible, RequestError, Schedule
-from ..zoo import chunks_of, loop_placement, named_schedule, v_placement
+from ..zoo import chunks_of, named_schedule
 from .fixed import split
 from .listing import Listed, ListScratch
 from .orders import Clock, Orders
 from .plans import Plan, Search, anneal_plans, refresh, settle
-from .polish import polish
-from .profile_bounds import profile_bound
+from .polish import Polisher
+from .profile_bounds import bound_and_shares
 from .profiles import LayerProfile, equal_cuts
 from .result import Tuned
+from .starts import Shares, starts
 
 __all__ = ["tune_profile"]
 
 _ZOO = ("1f1b", "interleaved:2", "interleaved:4", "zb-h1", "zb-h2", "zb-v", "v-half", "v-min", "dualpipev")
-# Stages per rank of the drafts; single units come on top where that makes no more actions.
-_STAGES_PER_RANK = (1, 1.5, 2, 3, 4, 6, 8)
-_MOST_ACTIONS = 30_000
-# Shares of the time: rules of all drafts; orders of their own, more where moves are cheap, and the actions for which
-# they get half of that more. The rest goes to plans from the best drafts.
-_SAMPLED, _POLISHED, _POLISHED_MORE, _POLISH_ACTIONS = 0.15, 0.1, 0.1, 500
-# Plans annealed: how many, how often, share of that time, temperature as a share of the bound.
-_ROUNDS = ((8, 1, 0.45, 0.004), (3, 1, 0.3, 0.003), (1, 2, 0.25, 0.0015))
+# Shares of the time: rules of all drafts; of the rest, orders of their own instead of plans, more where moves are
+# cheap, and the actions for which they get half of that more.
+_SAMPLED, _POLISHED, _POLISHED_MORE, _POLISH_ACTIONS = 0.1, 0.1, 0.4, 1500
+# Rounds: how many drafts go on (0: as many as the time allows), share of the time, temperatures of plans, as a share of
+# the bound, and of orders, as a share of the step time.
+_ROUNDS = ((0, 0.3, 0.004, 0.006), (8, 0.2, 0.003, 0.006), (3, 0.2, 0.003, 0.006), (1, 0.2, 0.0015, 0.003))
+# Moves that a draft needs, and what one takes per action.
+_FIRST_MOVES, _MOVE_S, _FEWEST_DRAFTS, _KEPT = 300, 5e-8, 6, 24
 _MEAN_WEIGHT, _STAGE_SHARE = 0.2, 0.4
 
 
@@ -47,6 +48,7 @@ class _Problem:
     delays: np.ndarray
     limits: np.ndarray
     bound: float
+    shares: Shares | None
     seed: int
 
     @property
@@ -69,6 +71,19 @@ class _Draft:
     space: Search
     step: float = math.inf
     orders: Orders | None = None
+    polished: Orders | None = None
+
+    @property
+    def value(self) -> float:
+        """The step time of the best orders."""
+        return self.step if self.polished is None else min(self.step, self.polished.step)
+
+    def polish(self, polisher: Polisher, seconds: float, *, heat: float, seed: int) -> None:
+        """Improve the best orders, those of an earlier polish or of a later list."""
+        known = [orders for orders in (self.orders, self.polished) if orders is not None]
+        if known:
+            start = min(known, key=lambda orders: orders.value)
+            self.polished = polisher.better(start, seconds, heat=heat, seed=seed)
 
 
 def tune_profile(
@@ -89,6 +104,8 @@ def tune_profile(
     given = [math.inf] * ranks if limits is None else list(limits)
     step = _step(profile)
     exact = _multiples(profile, step)
+    seconds = max(0.3, 0.08 * clock.limit_s)
+    bound, shares = bound_and_shares(profile, ranks, microbatches, limits=limits, seconds=seconds)
     problem = _Problem(
         profile=exact,
         ranks=ranks,
@@ -97,7 +114,8 @@ def tune_profile(
         prefix=_prefix(exact),
         delays=np.full(profile.units, exact.delay),
         limits=np.array(given) + 1e-9,
-        bound=profile_bound(profile, ranks, microbatches, limits=limits, seconds=max(0.3, 0.1 * clock.limit_s)),
+        bound=bound,
+        shares=shares,
         seed=seed,
     )
     best, progress = _search(problem, clock)
@@ -171,37 +189,25 @@ class _Best:
 
 def _search(problem: _Problem, clock: Clock) -> tuple[Orders, list[tuple[float, float]]]:
     best = _Best(clock)
-    candidates: list[Orders] = []
     for orders in _published(problem):
         best.take(orders)
-        candidates.append(orders)
     target = problem.bound * (1 + 1e-9)
+    polisher = Polisher(prefix=problem.prefix, overhead=problem.overhead, target=target, clock=clock)
     budget = max(0.0, clock.left_s)
     pool = _sampled(problem, clock, clock.left_s - _SAMPLED * budget, best)
-    share = (1 - _SAMPLED - _polish_share(problem)) * budget
-    for round_, (keep, repeats, part, heat) in enumerate(_ROUNDS):
-        pool = _distinct(pool)[:keep]
-        runs = [(draft, repeat) for repeat in range(repeats) for draft in pool]
-        until = clock.left_s - part * share
-        grown: list[_Draft] = []
-        for index, (draft, repeat) in enumerate(runs):
-            seconds = (clock.left_s - until) / (len(runs) - index)
+    polished = _polish_share(problem)
+    for round_, (keep, part, heat, polish_heat) in enumerate(_ROUNDS):
+        pool = _distinct(pool)[: keep or _first_round(problem, part * budget)]
+        until = clock.left_s - part * budget
+        for index, draft in enumerate(list(pool)):
+            seconds = (clock.left_s - until) / (len(pool) - index)
             if best.step <= target or seconds <= 0:
                 break
-            grown.append(_annealed(problem, draft, heat, seconds, clock, seed=97 * round_ + repeat))
-            best.take(grown[-1].orders)
-        pool += grown
-        candidates += [draft.orders for draft in grown if draft.orders is not None]
-    candidates += [] if best.orders is None else [best.orders]
-    polish(
-        candidates,
-        best.take,
-        prefix=problem.prefix,
-        overhead=problem.overhead,
-        target=target,
-        clock=clock,
-        seed=problem.seed,
-    )
+            grown = _annealed(problem, draft, heat, (1 - polished) * seconds, clock, seed=97 * round_ + index)
+            best.take(grown.orders)
+            grown.polish(polisher, polished * seconds, heat=polish_heat, seed=problem.seed + 31 * round_ + index)
+            best.take(grown.polished)
+            pool[index] = grown
     if best.orders is None:
         raise Infeasible(
             "'memory' must let some partition keep one micro-batch of each rank, got none that does; raise it"
@@ -215,10 +221,16 @@ def _polish_share(problem: _Problem) -> float:
     return _POLISHED + _POLISHED_MORE * _POLISH_ACTIONS / (_POLISH_ACTIONS + actions)
 
 
+def _first_round(problem: _Problem, seconds: float) -> int:
+    """How many drafts can have moves enough to be told apart in so many seconds."""
+    each = _FIRST_MOVES * _MOVE_S * 3 * problem.profile.units * problem.microbatches
+    return max(_FEWEST_DRAFTS, int(seconds / each))
+
+
 def _distinct(pool: list[_Draft]) -> list[_Draft]:
     """The drafts, the best first, of those with the same placement the best."""
     chosen: dict[tuple[int, ...], _Draft] = {}
-    for draft in sorted(pool, key=lambda draft: draft.step):
+    for draft in sorted(pool, key=lambda draft: draft.value):
         chosen.setdefault(tuple(draft.plan.place.tolist()), draft)
     return list(chosen.values())
 
@@ -242,7 +254,7 @@ def _sampled(problem: _Problem, clock: Clock, until: float, best: _Best) -> list
             best.take(draft.orders)
         if best.step <= problem.bound * (1 + 1e-9):
             break
-        pool = pool[: max(8, (len(pool) + 1) // 2)]
+        pool = pool[: max(_KEPT, (len(pool) + 1) // 2)]
     return pool
 
 
@@ -257,12 +269,30 @@ def _try_rule(problem: _Problem, draft: _Draft, generator: np.random.Generator) 
     rule = np.array([1.2 * generator.random(), turns, press, 0.5 * generator.integers(3)])
     key = urgency[:, None] + np.arange(problem.microbatches)[None, :]
     refresh(draft.plan, draft.space, rule[3])
-    step = settle(draft.space, key, rule, 2, draft.step)
+    most = _held(problem, draft.plan, generator)
+    step = settle(draft.space, key, most, rule, 2, draft.step)
     if step < draft.step:
         draft.step = step
         draft.plan.key[:] = draft.space.scratch.ends - draft.space.forth.duration[: 2 * stages, None]
+        draft.plan.most[:] = most
         draft.rule[[0, 3]] = rule[[0, 3]]
         draft.orders = draft.space.scratch.orders(_arrays_of(problem, draft.plan), draft.plan.cuts)
+
+
+def _held(problem: _Problem, plan: Plan, generator: np.random.Generator) -> np.ndarray:
+    """How many micro-batches each stage may hold: all, or as many as its time from F to I asks for, the ranks' memory
+    shared out by it.
+    """
+    stages = len(plan.place)
+    if not problem.limited or generator.random() < 0.5:
+        return np.full(stages, problem.microbatches)
+    pieces = np.concatenate([[0], plan.cuts, [problem.profile.units]])
+    sums = problem.prefix[:, pieces[1:]] - problem.prefix[:, pieces[:-1]]
+    life = np.cumsum((sums[0] + sums[1])[::-1])[::-1]
+    needs = np.bincount(plan.place, life * sums[3], minlength=problem.ranks)
+    share = (problem.limits / np.maximum(needs, 1e-300))[plan.place]
+    wide = generator.uniform(0.7, 1.6)
+    return np.clip(np.ceil(wide * share * life), 1, problem.microbatches).astype(np.int64)
 
 
 def _arrays_of(problem: _Problem, plan: Plan) -> Arrays:
@@ -295,45 +325,15 @@ def _as_orders(problem: _Problem, schedule: Schedule, cuts: Sequence[int]) -> It
 
 
 def _drafts(problem: _Problem) -> Iterator[_Draft]:
-    """Stage counts from the number of ranks to single units, of about equal cost: once around, forth and back, and
-    dealt out by how much each rank can still take.
-    """
-    ranks, units = problem.ranks, problem.profile.units
-    counts = {min(units, round(ranks * share)) for share in _STAGES_PER_RANK}
-    if 3 * units * problem.microbatches <= _MOST_ACTIONS:
-        counts.add(units)
-    for stages in sorted(counts):
-        cuts = _even_cuts(problem, stages)
-        chunks = -(-stages // ranks)
-        places = {loop_placement(ranks, chunks)[:stages], v_placement(ranks, chunks)[:stages]}
-        if stages > ranks:
-            places |= {_dealt(problem, cuts, last, turned) for last in (0, ranks - 1) for turned in (False, True)}
-        space = _space(problem, stages)
-        for placement in sorted(places):
-            key = np.zeros((2 * stages, problem.microbatches))
-            plan = Plan(cuts.copy(), np.array(placement, np.int64), key)
-            yield _Draft(plan=plan, rule=np.array([0.5, 0.0, 0.0, 1.0]), space=space)
-
-
-def _dealt(problem: _Problem, cuts: np.ndarray, last: int, turned: bool) -> tuple[int, ...]:
-    """Stages dealt out in turn so that all ranks get about the same work, the last stage to rank `last`; `turned`:
-    every second round the other way round.
-    """
-    ranks = problem.ranks
-    sums = problem.prefix[:3].sum(axis=0)
-    work = np.diff(sums[np.concatenate([[0], cuts, [len(sums) - 1]])])
-    room = np.full(ranks, sums[-1] / ranks)
-    room[last] = max(room[last] - work[-1], 1e-9 * sums[-1])
-    taken = np.zeros(ranks)
-    dealt: list[int] = []
-    for cost in work[:-1]:
-        rank = int(np.argmin((taken + cost * (np.arange(ranks) + 0.5) / ranks) / room))
-        taken[rank] += cost
-        dealt.append(rank)
-    if turned:
-        rounds = [dealt[low : low + ranks] for low in range(0, len(dealt), ranks)]
-        dealt = [rank for index, row in enumerate(rounds) for rank in (row[::-1] if index % 2 else row)]
-    return (*dealt, last)
+    spaces: dict[int, Search] = {}
+    for cuts, placement in starts(problem.prefix, problem.ranks, problem.microbatches, problem.shares):
+        stages = len(placement)
+        if stages not in spaces:
+            spaces[stages] = _space(problem, stages)
+        key = np.zeros((2 * stages, problem.microbatches))
+        most = np.full(stages, problem.microbatches)
+        plan = Plan(cuts.copy(), np.array(placement, np.int64), key, most)
+        yield _Draft(plan=plan, rule=np.array([0.5, 0.0, 0.0, 1.0]), space=spaces[stages])
 
 
 def _space(problem: _Problem, stages: int) -> Search:
@@ -363,25 +363,13 @@ def _space(problem: _Problem, stages: int) -> Search:
     )
 
 
-def _even_cuts(problem: _Problem, stages: int) -> np.ndarray:
-    """Cuts into stages of about the same time, each of at least one unit."""
-    sums = problem.prefix[:3].sum(axis=0)
-    units = problem.profile.units
-    cuts: list[int] = []
-    for stage in range(1, stages):
-        cut = int(np.searchsorted(sums, sums[-1] * stage / stages))
-        low = (cuts[-1] if cuts else 0) + 1
-        cuts.append(min(max(cut, low), units - (stages - stage)))
-    return np.array(cuts, np.int64)
-
-
 def _annealed(problem: _Problem, draft: _Draft, heat: float, seconds: float, clock: Clock, *, seed: int) -> _Draft:
     """The best of an annealing run of about so many seconds from `draft`."""
     until = clock.spent_s + seconds
     space = draft.space
     rows, lengths = space.scratch.rows.copy(), space.scratch.lengths.copy()
     # A short run says how long a move takes, and may find something itself.
-    found, moves = draft, 30
+    found, moves = replace(draft), 30
     for pass_ in range(2):
         begin = clock.spent_s
         best = draft.plan.copy()
@@ -401,7 +389,7 @@ def _annealed(problem: _Problem, draft: _Draft, heat: float, seconds: float, clo
             draft.plan.copy(),
         )
         if step < found.step:
-            found = _Draft(plan=best, rule=draft.rule, space=space, step=step)
+            found = replace(found, plan=best, step=step)
             found.orders = space.scratch._replace(rows=rows, lengths=lengths).orders(
                 _arrays_of(problem, best), best.cuts
             )

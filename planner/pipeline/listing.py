@@ -78,11 +78,19 @@ class ListScratch(NamedTuple):
 
 @compiled
 def list_orders(
-    problem: Listed, key: np.ndarray, patience: float, turns: float, press: float, give_up: float, scratch: ListScratch
+    problem: Listed,
+    key: np.ndarray,
+    most: np.ndarray,
+    patience: float,
+    turns: float,
+    press: float,
+    give_up: float,
+    scratch: ListScratch,
 ) -> float:
     """Write each rank's codes into `scratch`; the step time, or infinity past `give_up`.
 
-    key: by code of F and I and micro-batch, less is sooner. turns: added to a forward right after one, press: added to
+    key: by code of F and I and micro-batch, less is sooner. most: how many micro-batches a stage holds between F and I,
+    the oldest on its way forth aside. turns: added to a forward right after one, press: added to
     it as memory fills. patience: which share of its own time a W keeps off rather than let work wait that is ready
     before its end. Infinity, too, if a rank cannot hold one micro-batch.
     """
@@ -138,6 +146,7 @@ def list_orders(
                 fits = memory[stage] <= room
                 if index != oldest:
                     fits = fits and (memory[stage] <= beside or stage == stages - 1)
+                    fits = fits and index - done[stages + stage] < most[stage]
                 if not fits:
                     blocked = blocked or ready <= now
                 elif ready > now:
@@ -202,9 +211,10 @@ def list_schedules(arrays: Arrays, ranks: int, cuts: np.ndarray) -> Iterator[Ord
     stages, microbatches = arrays.stages, arrays.microbatches
     scratch = ListScratch.make(ranks, stages, microbatches)
     number = np.arange(microbatches, dtype=np.float64)
+    most = np.full(stages, microbatches)
     for bias in (-1e6, -2.0, 1.0):
         key = np.concatenate([np.tile(number, (stages, 1)), np.tile(number + bias, (stages, 1))])
-        step = list_orders(Listed.of(arrays), key, 0.5, 0.0, 0.0, math.inf, scratch)
+        step = list_orders(Listed.of(arrays), key, most, 0.5, 0.0, 0.0, math.inf, scratch)
         found = scratch.orders(arrays, cuts) if step < math.inf else None
         if found is not None:
             yield found

@@ -22,15 +22,18 @@ __all__ = ["Plan", "Search", "anneal_plans", "refresh", "settle"]
 
 
 class Plan(NamedTuple):
-    """Cuts, rank of each stage, and the key of each F and I by micro-batch, all changed in place."""
+    """Cuts, rank of each stage, the key of each F and I by micro-batch, and how many micro-batches each stage holds at
+    most between F and I, all changed in place.
+    """
 
     cuts: np.ndarray
     place: np.ndarray
     key: np.ndarray
+    most: np.ndarray
 
     def copy(self) -> Plan:
         """The same in arrays of its own."""
-        return Plan(self.cuts.copy(), self.place.copy(), self.key.copy())
+        return Plan(self.cuts.copy(), self.place.copy(), self.key.copy(), self.most.copy())
 
 
 class Search(NamedTuple):
@@ -104,22 +107,22 @@ def _from_the_end(ends: np.ndarray, key: np.ndarray, end: float) -> None:
 
 
 @compiled
-def settle(search: Search, key: np.ndarray, rule: np.ndarray, passes: int, give_up: float) -> float:
+def settle(search: Search, key: np.ndarray, most: np.ndarray, rule: np.ndarray, passes: int, give_up: float) -> float:
     """List the plan of `search` by `key`, then so often back and forth; the last step time, its schedule in the
     scratch.
 
     rule: patience, turns and press of the first list (see `list_orders`); the others go by their keys alone.
     """
-    step = list_orders(search.forth, key, rule[0], rule[1], rule[2], give_up, search.scratch)
+    step = list_orders(search.forth, key, most, rule[0], rule[1], rule[2], give_up, search.scratch)
     for _ in range(passes):
         if step == math.inf:
             break
         _from_the_end(search.scratch.ends, search.key, step)
-        step = list_orders(search.back, search.key, 0.0, 0.0, 0.0, give_up, search.scratch)
+        step = list_orders(search.back, search.key, most, 0.0, 0.0, 0.0, give_up, search.scratch)
         if step == math.inf:
             break
         _from_the_end(search.scratch.ends, search.key, step)
-        step = list_orders(search.forth, search.key, rule[0], 0.0, 0.0, give_up, search.scratch)
+        step = list_orders(search.forth, search.key, most, rule[0], 0.0, 0.0, give_up, search.scratch)
     return step
 
 
@@ -178,6 +181,16 @@ def _change_keys(key: np.ndarray, span: float, state: np.ndarray) -> None:
 
 
 @compiled
+def _change_most(most: np.ndarray, microbatches: int, state: np.ndarray) -> None:
+    """One more or less micro-batch held by a stage or a row of stages."""
+    low = draw(state, most.shape[0])
+    high = low if draw(state, 2) == 0 else min(most.shape[0] - 1, low + draw(state, most.shape[0]))
+    change = 2 * draw(state, 2) - 1
+    for stage in range(low, high + 1):
+        most[stage] = min(microbatches, max(1, most[stage] + change))
+
+
+@compiled
 def anneal_plans(
     plan: Plan,
     search: Search,
@@ -216,6 +229,7 @@ def anneal_plans(
         if step > 0:
             for stage in range(stages):
                 old.place[stage] = plan.place[stage]
+                old.most[stage] = plan.most[stage]
                 if stage < stages - 1:
                     old.cuts[stage] = plan.cuts[stage]
             old.key[:] = plan.key
@@ -223,6 +237,8 @@ def anneal_plans(
             while changed == 0 or (changed < 4 and draw(state, 2) == 0):
                 if draw(state, one) < stage_share * one:
                     _change_stages(plan, units, ranks, state)
+                elif draw(state, 10) < 3:
+                    _change_most(plan.most, microbatches, state)
                 else:
                     span = fair * (0.1 if draw(state, 2) == 0 else 0.02)
                     _change_keys(plan.key, span, state)
@@ -235,7 +251,7 @@ def anneal_plans(
         reached = math.inf
         if load * microbatches + even <= most:
             give_up = math.inf if step == 0 else 1.2 * most
-            reached = settle(search, plan.key, first, 1, give_up)
+            reached = settle(search, plan.key, plan.most, first, 1, give_up)
             value = reached
             for rank in range(ranks):
                 value += mean_weight * scratch.by_rank[3, rank] / ranks
@@ -250,6 +266,7 @@ def anneal_plans(
                 least = reached
                 for stage in range(stages):
                     best.place[stage] = plan.place[stage]
+                    best.most[stage] = plan.most[stage]
                     if stage < stages - 1:
                         best.cuts[stage] = plan.cuts[stage]
                 best.key[:] = plan.key
@@ -259,6 +276,7 @@ def anneal_plans(
         if step > 0:
             for stage in range(stages):
                 plan.place[stage] = old.place[stage]
+                plan.most[stage] = old.most[stage]
                 if stage < stages - 1:
                     plan.cuts[stage] = old.cuts[stage]
             plan.key[:] = old.key

@@ -4,7 +4,8 @@ Number the ranks by their lowest unit. Rank k has at least k units and k transfe
 sooner than these take forth and does its last input gradient no later than these need back from it. Before its first
 input gradient it does forwards only, as many as its memory holds; after its last one weight gradients only,
 likewise. All ranks together do at any time no more than all memory and the way back of each micro-batch allow. What is
-left of a rank's time is its work, which an integer program shares out: whole units, memory for one micro-batch.
+left of a rank's time is its work, which an integer program shares out: whole units, memory for one micro-batch. Linear
+programs over the time, in `flow_bound`, raise what that gives.
 """
 
 from __future__ import annotations
@@ -17,9 +18,11 @@ import numpy as np
 import pulp
 
 from ..solver.program import highs
+from .flow_bound import flow_bound
 from .profiles import LayerProfile
+from .starts import Shares
 
-__all__ = ["profile_bound"]
+__all__ = ["bound_and_shares", "profile_bound"]
 
 
 def profile_bound(
@@ -30,10 +33,23 @@ def profile_bound(
     limits: Sequence[float] | None = None,
     seconds: float = 1.0,
 ) -> float:
-    """A time that no plan undercuts; the integer program gets so many seconds and gives what it has proved by then.
+    """A time that no plan undercuts; the integer program and the linear ones (`flow_bound`) each get so many seconds
+    and give what they have proved by then.
 
     Overheads are left out, which only lowers the bound. limits: memory per rank, all alike for the memory's part.
     """
+    return bound_and_shares(profile, ranks, microbatches, limits=limits, seconds=seconds)[0]
+
+
+def bound_and_shares(
+    profile: LayerProfile,
+    ranks: int,
+    microbatches: int,
+    *,
+    limits: Sequence[float] | None = None,
+    seconds: float = 1.0,
+) -> tuple[float, Shares | None]:
+    """`profile_bound`, and what the integer program gives each rank, if it found a solution."""
     starts = [_chain(profile, 0, rank) for rank in range(ranks)]
     ends = [_chain(profile, 1, rank) for rank in range(ranks)]
     limit = math.inf if limits is None else max(limits)
@@ -45,8 +61,9 @@ def profile_bound(
     end = _memory_end(profile, microbatches, limit, ends)
     work = math.fsum(map(sum, profile.costs)) * microbatches
     bound = max((work + start + end) / ranks, _single_units(profile, microbatches))
-    bound = max(bound, _shared_out(profile, microbatches, limit, starts, ends, start, end, seconds))
-    return bound * (1 - 1e-9)
+    shared, shares = _shared_out(profile, microbatches, limit, starts, ends, start, end, seconds)
+    bound = flow_bound(profile, ranks, microbatches, limit=limit, low=max(bound, shared), seconds=seconds)
+    return bound * (1 - 1e-9), shares
 
 
 def _chain(profile: LayerProfile, part: int, units: int) -> float:
@@ -109,7 +126,9 @@ def _chain_start(profile: LayerProfile, ranks: int, microbatches: int, limit: fl
         loose += (
             np.minimum(microbatches, begun.sum(axis=1) + ranks * limit / max(parts[3].sum(), 1e-300)) * last_forward
         )
-    forwards = np.minimum(_rate(profile, 0) * (ranks * limit + freed) + loose, microbatches * parts[0].sum())
+    rate = _rate(profile, 0)
+    held = rate * (ranks * limit + freed) if rate > 0 else 0.0
+    forwards = np.minimum(held + loose, microbatches * parts[0].sum())
     return max(0.0, float((ranks * times - forwards - inputs - weights).max()))
 
 
@@ -146,8 +165,8 @@ def _shared_out(
     start: float,
     end: float,
     seconds: float,
-) -> float:
-    """The bound of the integer program: how many units of each kind every rank has."""
+) -> tuple[float, Shares | None]:
+    """The bound of the integer program, how many units of each kind every rank has, and those numbers."""
     kinds = Counter(zip(profile.costs, profile.memory, strict=True))
     problem = pulp.LpProblem("shares", pulp.LpMinimize)
     time = problem.add_variable("time", lowBound=0)
@@ -182,4 +201,11 @@ def _shared_out(
     problem.solve(highs(max(0.2, seconds), 0.0))
     model = problem.solverModel
     found = model.getInfo().mip_dual_bound if model is not None else 0.0
-    return found if math.isfinite(found) else 0.0
+    values = [[shares[kind, rank].value() for rank in ranks] for kind in kinds]
+    if any(value is None for row in values for value in row):
+        return (found if math.isfinite(found) else 0.0), None
+    numbers = {kind: number for number, kind in enumerate(kinds)}
+    of_units = [numbers[unit] for unit in zip(profile.costs, profile.memory, strict=True)]
+    counts = np.rint(np.array(values, float)).astype(np.int64)
+    whole = counts.sum(axis=1).tolist() == list(kinds.values())
+    return (found if math.isfinite(found) else 0.0), Shares(counts, np.array(of_units)) if whole else None
