@@ -7,6 +7,7 @@ that assumes something. The published seconds are those of a step: stated, or fr
 from __future__ import annotations
 
 import dataclasses
+import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -84,8 +85,10 @@ def read_recipe(row: Mapping[str, str], systems: tuple[System, ...], books: Book
     if isinstance(recipe, str):
         return recipe
     unfit = degrees_that_fit(model, recipe)
-    if not unfit and "micro_batch" in assumed:
-        recipe = _tuned(model, recipe, system, stack, chunks=not whole(row.get("vp")))
+    chunks = not whole(row.get("vp")) and recipe.pp > 1 and bool(stack.defaults.get("interleaved"))
+    chunks = chunks and ("micro_batch" in assumed or recipe.virtual > 1)
+    if not unfit and (chunks or "micro_batch" in assumed):
+        recipe = _tuned(model, recipe, system, stack, chunks=chunks, batch="micro_batch" in assumed)
     peak = system.device.peak_flops_per_s(stack.family(system.device.name, recipe.precision).dtype)
     published = unfit or published_s(row, model, recipe, stack, peak)
     if isinstance(published, str):
@@ -95,24 +98,25 @@ def read_recipe(row: Mapping[str, str], systems: tuple[System, ...], books: Book
     )
 
 
-def _tuned(model: Transformer, recipe: Recipe, system: System, stack: Stack, *, chunks: bool) -> Recipe:
-    """The recipe with the micro-batch, and the model chunks per stage if `chunks`, that its authors would have chosen:
-    the fastest that fits the memory; as it is where nothing fits."""
-    layers, rest = divmod(model.layers, recipe.pp)
-    counts = [recipe.virtual]
-    if chunks and recipe.pp > 1 and not rest and stack.defaults.get("interleaved"):
-        counts = [count for count in range(1, layers + 1) if layers % count == 0]
-    found: list[tuple[float, Recipe]] = []
-    micro = 1
-    while recipe.dp * micro <= recipe.global_batch:
+def _tuned(model: Transformer, recipe: Recipe, system: System, stack: Stack, *, chunks: bool, batch: bool) -> Recipe:
+    """The recipe with the micro-batch if `batch`, and the model chunks per stage if `chunks`, that its authors would
+    have chosen: the fastest that fits the memory, and of the smallest micro-batch where by estimate nothing does."""
+    each = math.ceil(model.layers / recipe.pp) if chunks else recipe.virtual  # layers of a stage
+    counts = [count for count in range(1, each + 1) if each % count == 0] if chunks else [each]
+    sizes = [2**power for power in range(11)] if batch else [recipe.micro_batch]
+    found: list[tuple[bool, float, Recipe]] = []
+    for micro in sizes:
+        if recipe.global_batch % (recipe.dp * micro):
+            continue
         steps = recipe.global_batch // (recipe.dp * micro)
-        for virtual in counts if recipe.global_batch % (recipe.dp * micro) == 0 else ():
+        for virtual in counts:
             one = dataclasses.replace(recipe, micro_batch=micro, micro_batches=steps, virtual=virtual)
-            even = virtual == 1 or steps % recipe.pp == 0  # interleaved schedules run micro-batches in rounds of pp
-            if even and recipe_memory(model, one, system, stack).total_bytes <= system.device.memory_bytes:
-                found.append((recipe_step(model, one, system, stack).step_s, one))
-        micro *= 2
-    return min(found, key=lambda pair: pair[0])[1] if found else recipe
+            if virtual > 1 and steps % recipe.pp:  # interleaved schedules run micro-batches in rounds of pp
+                continue
+            fits = recipe_memory(model, one, system, stack).total_bytes <= system.device.memory_bytes
+            if fits or micro == sizes[0]:
+                found.append((not fits, recipe_step(model, one, system, stack).step_s, one))
+    return min(found, key=lambda one: one[:2])[2] if found else recipe
 
 
 def recipe_kind(reading: Reading) -> str:

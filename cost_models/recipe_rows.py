@@ -93,17 +93,18 @@ def published_s(
     tokens = float(recipe.global_batch * recipe.seq_len)
     seen = recipe.seq_len if stack.masked_flops else 2 * recipe.seq_len
     flops = tokens * model.flops_per_token(seen)
+    done = flops + tokens * _repeated_flops(model, recipe, seen)
     cell = {name: positive(stated(row, name)) for name in _RATES}
     seconds = next(
         (
-            _RATES[name](value, tokens, flops, recipe, peak_flops_per_s)
+            _RATES[name](value, tokens, done if name in _REPEATED else flops, recipe, peak_flops_per_s)
             for name, value in cell.items()
             if value is not None
         ),
         None,
     )
     if seconds is None:
-        return "it must say a step time, tokens per second, TFLOP/s or MFU"
+        return "it must say a step time, tokens per second, TFLOP/s, MFU or HFU"
     reached = tokens * model.flops_per_token(recipe.seq_len) / seconds / recipe.devices
     if reached > peak_flops_per_s:
         return (
@@ -122,7 +123,18 @@ _RATES = {
     "samples_per_s": lambda v, tokens, flops, recipe, peak: recipe.global_batch / v,
     "model_tflops_per_gpu": lambda v, tokens, flops, recipe, peak: flops / (v * 1e12 * recipe.devices),
     "mfu_pct": lambda v, tokens, flops, recipe, peak: flops / (v / 100.0 * peak * recipe.devices),
+    "hardware_tflops_per_gpu": lambda v, tokens, flops, recipe, peak: flops / (v * 1e12 * recipe.devices),
+    "hfu_pct": lambda v, tokens, flops, recipe, peak: flops / (v / 100.0 * peak * recipe.devices),
 }
+_REPEATED = ("hardware_tflops_per_gpu", "hfu_pct")  # count what is recomputed
+
+
+def _repeated_flops(model: Transformer, recipe: Recipe, seen: int) -> float:
+    """FLOP per token that are computed again: of all blocks, or of the scores alone."""
+    scores = model.flops_per_token(seen) - model.flops_per_token(0)
+    if recipe.recompute == "full":
+        return (model.flops_per_token(seen) - 6.0 * model.vocab * model.hidden) / 3.0
+    return scores / 3.0 if recipe.recompute == "selective" else 0.0
 
 
 def _notes(row: Mapping[str, str]) -> str:
