@@ -130,32 +130,44 @@ def fit(rows: Rows, table: dict[str, Any], chosen: Sequence[int], rounds: int) -
     groups = [(rows.sources[i], rows.rows[i]["gpu"]) for i in chosen]
     members = [np.array([g == group for g in groups]) for group in sorted(set(groups))]
 
-    def errors(values: np.ndarray, held: bool) -> np.ndarray:
+    speaks: dict[int, Sequence[int]] = {}  # positions of the rows that each parameter moves, once known
+
+    def logs(values: np.ndarray, held: bool, at: Sequence[int]) -> np.ndarray:
         for path, value in zip(paths, np.exp(values), strict=True):
             put(table, path, float(value))
-        found = rows.price(table, chosen, held=held)
-        scaled = np.log([row.predicted_s / row.published_s for row in found]) / off
+        found = rows.price(table, [chosen[one] for one in at], held=held)
+        return np.log([row.predicted_s / row.published_s for row in found])
+
+    def scaled(raw: np.ndarray, values: np.ndarray) -> np.ndarray:
+        parts = raw / off
         for group in members:
             weight = 1.0 / off[group]
             size = float(np.linalg.norm(weight))
             shared = 1.0 - 1.0 / math.sqrt(1.0 + (OFFSET * size) ** 2)
-            scaled[group] -= shared * weight / size * (weight / size @ scaled[group])
-        return np.concatenate([scaled, (values - prior) / spread])
+            parts[group] -= shared * weight / size * (weight / size @ parts[group])
+        return np.concatenate([parts, (values - prior) / spread])
+
+    def errors(values: np.ndarray) -> np.ndarray:
+        return scaled(logs(values, False, everything), values)
 
     def slopes(values: np.ndarray) -> np.ndarray:
-        base, columns = errors(values, False), []
+        base, columns = logs(values, False, everything), []
         for at, path in enumerate(paths):
-            moved = values.copy()
+            moved, raw = values.copy(), base.copy()
             moved[at] += DIFFERENCE if values[at] + DIFFERENCE < high[at] else -DIFFERENCE
-            columns.append((errors(moved, path[-1] != "contention") - base) / (moved[at] - values[at]))
+            own = speaks.get(at, everything)
+            raw[own] = logs(moved, path[-1] != "contention", own)
+            speaks[at] = [one for one in own if raw[one] != base[one]]
+            columns.append((scaled(raw, moved) - scaled(base, values)) / (moved[at] - values[at]))
             if path[-1] == "contention":
-                errors(values, False)  # what is held belongs to `values` again
+                logs(values, False, own)  # what is held belongs to `values` again
         return np.array(columns).T
 
+    everything = list(range(len(chosen)))
     start = np.clip(prior, low + 1e-3, high - 1e-3)
     options: dict[str, Any] = {"jac": slopes, "bounds": (low, high), "loss": "soft_l1", "f_scale": ROBUST}
-    found = least_squares(lambda values: errors(values, False), start, max_nfev=rounds, **options)
-    errors(found.x, False)
+    found = least_squares(errors, start, max_nfev=rounds, **options)
+    errors(found.x)
     return table
 
 

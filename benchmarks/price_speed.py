@@ -1,6 +1,7 @@
-"""How fast prices are: single collectives, and the step of Llama-3 70B as a recipe. Processor time, least of several.
+"""How fast prices are: single collectives, the step of Llama-3 70B as a recipe and as a captured program. Processor
+time, least of several.
 
-python benchmarks/price_speed.py
+python benchmarks/price_speed.py [--captured]    (the last takes a minute, for planning all 80 layers)
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ import sys
 import time
 from collections.abc import Callable
 
+import meshwright as mw
 from meshwright.cost_models.collectives import axis_collective_s
 from meshwright.cost_models.links import axis_link
 from meshwright.cost_models.recipes import Recipe, recipe_step
@@ -17,6 +19,10 @@ from meshwright.cost_models.systems import find_system, load_systems
 from meshwright.cost_models.transformers import find_transformer, load_transformers
 from meshwright.plans.clusters import Cluster
 from meshwright.plans.meshes import Mesh
+from meshwright.specs import load_spec
+
+
+LAYERS: int | None = None  # all
 
 
 def seconds(run: Callable[[], object], times: int, repeats: int = 7) -> float:
@@ -29,7 +35,28 @@ def seconds(run: Callable[[], object], times: int, repeats: int = 7) -> float:
     return min(found)
 
 
+def captured() -> str:
+    """The step of all 80 layers, as planned for FSDP over 32 by tensor parallelism over 8, at other sizes."""
+    spec = load_spec("llama3-70b", batch=256, seq_len=8192, layers=LAYERS)
+    model, args, kwargs = spec.build()
+    sizes = {name: {0: "batch"} for name in ("tokens", "labels")}
+    named = mw.plan(model, args, kwargs, cluster="h100-sxm:32x8", mesh="32x8", recipe="fsdp+tp", loss=spec.loss)
+    began = time.process_time()
+    workload = mw.workload_of(named, model, args, kwargs, dynamic=sizes, loss=spec.loss)
+    made = time.process_time() - began
+    began = time.process_time()
+    predicted = workload.seconds(batch=256)
+    first = time.process_time() - began
+    each = seconds(lambda: workload.seconds(batch=512), 5)
+    return (
+        f"Llama-3 70B, captured, {len(workload.moves):,} moves: {1e3 * each:.1f} ms a price ({1e3 * first:.0f} the first; "
+        f"{made:.0f} s to capture at other sizes); {predicted:.2f} s a step, {named.predicted.step_time_s:.2f} planned\n"
+    )
+
+
 def main() -> None:
+    if "--captured" in sys.argv[1:]:
+        sys.stdout.write(captured())
     axis = axis_link(Cluster.parse("h100-sxm:8x8"), Mesh.parse("64"), 0)
     for kind in ("all_gather", "reduce_scatter", "all_reduce", "all_to_all", "broadcast", "point_to_point"):
         each = seconds(lambda kind=kind: axis_collective_s(kind, 1e8, axis), 20_000)
