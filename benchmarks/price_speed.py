@@ -48,7 +48,7 @@ def captured() -> str:
     first = time.process_time() - began
     each = seconds(lambda: workload.seconds(batch=512), 5)
     return (
-        f"Llama-3 70B, captured, {len(workload.moves):,} moves: {1e3 * each:.1f} ms a price, the first {1e3 * first:.0f}"
+        f"Llama-3 70B captured, {len(workload.moves):,} moves: {1e3 * each:.1f} ms a price, first {1e3 * first:.0f}"
         f" ({made:.0f} s of captures before); {predicted:.2f} s a step, {named.predicted.step_time_s:.2f} planned\n"
     )
 
