@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from ...plans import Arrangement, Health, Infeasible
-from ..resilience import POLICIES, Job, Workbench, healthy_arrangement, replan_job, state_move
+from ..resilience import POLICIES, Job, StateMove, Workbench, healthy_arrangement, replan_job, state_move
 from .rates import Event, Rates
 
 __all__ = ["POLICY_NAMES", "Life", "compared", "live"]
@@ -61,6 +61,7 @@ class _Course:
         self.interval_s = math.sqrt(2 * rates.costs.checkpoint_s * mean) if math.isfinite(mean) else math.inf
         self.horizon_s = min(mean, 7 * 86400.0)
         self.known: dict[Health, Choice] = {}
+        self.moved: tuple[Arrangement, Arrangement, Health, StateMove] | None = None
         self.done_s = self.stopped_s = self.paused_s = 0.0
         self.changes = 0
 
@@ -141,6 +142,7 @@ class _Course:
                 found = replan_job(self.job, health, before=before, horizon_s=self.horizon_s, bench=self.bench)
             except Infeasible:
                 return None, math.inf
+            self.moved = before, found.arrangement, health, found.move
             return found.arrangement, found.step_s
         seen = health if name in _SEE_SLOW else Health.of(dict.fromkeys(health.dead, 0.0))
         if not seen.speeds:
@@ -170,7 +172,9 @@ class _Course:
             return costs.detect_s + costs.restart_s + self.interval_s / 2
         if before == after:
             return costs.detect_s + costs.regroup_s + step / 2 if lost else 0.0
-        move = state_move(self.job, before, after, now)
+        # What was weighed when this change was decided, if it was just now.
+        known = self.moved is not None and self.moved[:3] == (before, after, now)
+        move = self.moved[3] if known and self.moved else state_move(self.job, before, after, now)
         seconds = move.seconds + move.missing_bytes / costs.storage_bytes_per_s / max(1, len(after.devices))
         pause = costs.regroup_s + seconds
         return pause + costs.detect_s + step / 2 if lost else pause

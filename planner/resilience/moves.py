@@ -7,10 +7,16 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 from ...plans import Arrangement, Health
+from .fetching import ROW, fetched, holding, listed
 from .job import Job
 
 __all__ = ["StateMove", "state_move", "state_moves"]
+
+# A group, and the layers from its first to before its end.
+_Stage = tuple[tuple[int, ...], int, int]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,10 +31,6 @@ class StateMove:
     seconds: float
 
 
-# Shares of a layer below this are rounding.
-_LEAST = 1e-9
-
-
 def state_move(job: Job, before: Arrangement, after: Arrangement, health: Health) -> StateMove:
     """From where the state lies under `before` to where `after` needs it. Dead devices give nothing.
 
@@ -40,109 +42,61 @@ def state_move(job: Job, before: Arrangement, after: Arrangement, health: Health
 
 def state_moves(job: Job, before: Arrangement, afters: Sequence[Arrangement], health: Health) -> list[StateMove]:
     """`state_move` to each of several arrangements."""
-    kept = {(group, low, high) for group, low, high in _stages(before)}
+    kept = set(_stages(before))
     holders = _Holders(job, kept, set(health.dead))
-    return [_moved(job, kept, holders, after) for after in afters]
-
-
-def _moved(job: Job, kept: set[tuple[tuple[int, ...], int, int]], holders: _Holders, after: Arrangement) -> StateMove:
-    traffic = _Traffic(job)
-    holders.turns.clear()
-    for group, low, high in _stages(after):
-        if (group, low, high) in kept:
-            continue
-        for index, device in enumerate(group):
-            part = (index / len(group), (index + 1) / len(group))
-            for layer in range(low, high):
-                if holders.own.get((device, layer)) != part:
-                    holders.fetch(layer, device, part, job.state_bytes[layer], traffic)
-    return traffic.move()
-
-
-class _Traffic:
-    """Bytes that each device takes in from its node and from others, gives to other nodes, and finds nowhere."""
-
-    def __init__(self, job: Job) -> None:
-        self.job = job
-        self.near: dict[int, float] = {}
-        self.far: dict[int, float] = {}
-        self.given: dict[int, float] = {}
-        self.missing: dict[int, float] = {}
-
-    def add(self, donor: int, device: int, size: float) -> None:
-        """A piece that a device gets from another."""
-        if self.job.node(donor) == self.job.node(device):
-            self.near[device] = self.near.get(device, 0.0) + size
-        else:
-            self.far[device] = self.far.get(device, 0.0) + size
-            self.given[donor] = self.given.get(donor, 0.0) + size
-
-    def move(self) -> StateMove:
-        """What it all comes to."""
-        job = self.job
-        devices = self.near.keys() | self.far.keys()
-        seconds = [
-            self.near.get(d, 0.0) / job.intra_bytes_per_s + self.far.get(d, 0.0) / job.inter_bytes_per_s
-            for d in devices
-        ]
-        seconds += [size / job.inter_bytes_per_s for size in self.given.values()]
-        seconds += [size / job.storage_bytes_per_s for size in self.missing.values()]
-        return StateMove(
-            moved_bytes=math.fsum(self.near.values()) + math.fsum(self.far.values()),
-            missing_bytes=math.fsum(self.missing.values()),
-            seconds=max(seconds, default=0.0),
-        )
+    return [holders.move([stage for stage in _stages(after) if stage not in kept]) for after in afters]
 
 
 class _Holders:
     """Which living devices hold which part of each layer."""
 
-    def __init__(self, job: Job, stages: set[tuple[tuple[int, ...], int, int]], dead: set[int]) -> None:
+    def __init__(self, job: Job, stages: set[_Stage], dead: set[int]) -> None:
         self.job = job
-        self.parts: dict[int, dict[tuple[float, float], list[int]]] = {}
-        self.own: dict[tuple[int, int], tuple[float, float]] = {}
-        self.nodes: dict[tuple[int, tuple[float, float]], dict[int, int]] = {}
-        self.turns: dict[tuple[int, tuple[float, float]], int] = {}
-        for group, low, high in sorted(stages):
-            for index, device in enumerate(group):
-                if device in dead:
-                    continue
-                part = (index / len(group), (index + 1) / len(group))
-                for layer in range(low, high):
-                    self.parts.setdefault(layer, {}).setdefault(part, []).append(device)
-                    self.own[device, layer] = part
-                    self.nodes.setdefault((layer, part), {}).setdefault(job.node(device), device)
-        self.sorted = {layer: sorted(parts) for layer, parts in self.parts.items()}
+        degrees = sorted({len(group) for group, _, _ in stages})
+        ends = sorted({(index / degree, (index + 1) / degree) for degree in degrees for index in range(degree)})
+        numbers = {part: number for number, part in enumerate(ends)}
+        rows = [
+            (device, low, high, numbers[index / len(group), (index + 1) / len(group)])
+            for group, low, high in sorted(stages)
+            for index, device in enumerate(group)
+            if device not in dead
+        ]
+        held = _table(rows)
+        self.node_of = np.arange(job.devices) // job.devices_per_node
+        self.parts = np.array(ends, float).reshape(len(ends), 2)
+        self.sizes = np.array(job.state_bytes, float)
+        self.own = np.full((job.devices, job.layers), -1, np.int32)
+        self.counts = np.zeros((job.layers, len(ends)), np.int64)
+        self.nearest = np.full((job.layers, len(ends), int(self.node_of[-1]) + 1), -1, np.int32)
+        holding(held, self.node_of, self.own, self.counts, self.nearest)
+        sums = np.cumsum(self.counts.ravel())
+        self.firsts = (sums - self.counts.ravel()).reshape(self.counts.shape)
+        self.donors = np.zeros(max(1, int(sums[-1])), np.int32)
+        listed(held, self.firsts, np.zeros_like(self.counts), self.donors)
 
-    def fetch(self, layer: int, device: int, part: tuple[float, float], size: float, traffic: _Traffic) -> None:
-        """Get what a device lacks of its part of a layer."""
-        own = self.own.get((device, layer), (0.0, 0.0))
-        for low, high in ((part[0], min(part[1], own[0])), (max(part[0], own[1]), part[1])):
-            at = low
-            while at < high - _LEAST:
-                held = next(
-                    (one for one in self.sorted.get(layer, ()) if one[0] <= at + _LEAST and one[1] > at + _LEAST), None
-                )
-                if held is None:
-                    after = [one[0] for one in self.sorted.get(layer, ()) if one[0] > at]
-                    end = min([high, *after])
-                    traffic.missing[device] = traffic.missing.get(device, 0.0) + (end - at) * size
-                else:
-                    end = min(high, held[1])
-                    traffic.add(self._donor(layer, held, device), device, (end - at) * size)
-                at = end
-
-    def _donor(self, layer: int, held: tuple[float, float], device: int) -> int:
-        near = self.nodes[layer, held].get(self.job.node(device))
-        if near is not None:
-            return near
-        donors = self.parts[layer][held]
-        turn = self.turns.get((layer, held), 0)
-        self.turns[layer, held] = turn + 1
-        return donors[turn % len(donors)]
+    def move(self, stages: Sequence[_Stage]) -> StateMove:
+        """What the devices of these stages have to get."""
+        job = self.job
+        rows = [(device, low, high, 0) for group, low, high in stages for device in group]
+        lows = [index / len(group) for group, _, _ in stages for index in range(len(group))]
+        highs = [(index + 1) / len(group) for group, _, _ in stages for index in range(len(group))]
+        near, far, given, missing = (np.zeros(job.devices) for _ in range(4))
+        fetched(
+            _table(rows), np.array(lows, float), np.array(highs, float), self.parts, self.sizes, self.node_of, self.own,
+            self.counts, self.nearest, self.firsts, self.donors, np.zeros_like(self.counts), near, far, given, missing,
+        )  # fmt: skip
+        taken = near / job.intra_bytes_per_s + far / job.inter_bytes_per_s
+        seconds = (taken.max(), given.max() / job.inter_bytes_per_s, missing.max() / job.storage_bytes_per_s)
+        return StateMove(
+            moved_bytes=math.fsum(near) + math.fsum(far), missing_bytes=math.fsum(missing), seconds=float(max(seconds))
+        )
 
 
-def _stages(arrangement: Arrangement) -> Iterator[tuple[tuple[int, ...], int, int]]:
+def _table(rows: Sequence[tuple[int, int, int, int]]) -> np.ndarray:
+    return np.array(rows, np.int64).reshape(len(rows), ROW)
+
+
+def _stages(arrangement: Arrangement) -> Iterator[_Stage]:
     for replica in arrangement.replicas:
         cuts = [0, *itertools.accumulate(replica.layers)]
         for group, low, high in zip(replica.groups, cuts, cuts[1:], strict=False):

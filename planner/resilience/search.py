@@ -12,7 +12,7 @@ from .exhaustive import MOST_GROUPS, best_of_all
 from .groups import best_group, node_options
 from .job import Job
 from .shares import shared_out
-from .workbench import Group, Workbench, group_of, replica_of
+from .workbench import Group, Workbench, group_of, kinds_of, replica_of
 
 __all__ = ["HUGE_JOB", "Found", "candidates", "settle"]
 
@@ -48,7 +48,7 @@ def candidates(bench: Workbench, health: Health) -> list[Found]:
         found += [] if best is None else _settled(bench, best[0], speeds, "all")
     seen: dict[tuple, Groups] = {}
     for origin, groups in _starts(job, speeds):
-        key = tuple(sorted(tuple(sorted(group_of(g, speeds) for g in row)) for row in groups if row))
+        key = tuple(sorted(tuple(sorted(kinds_of(row, speeds))) for row in groups if row))
         if key not in seen:
             seen[key] = groups
             found += _settled(bench, groups, speeds, origin)
@@ -64,15 +64,16 @@ def candidates(bench: Workbench, health: Health) -> list[Found]:
 def settle(bench: Workbench, groups: Groups, speeds: Sequence[float]) -> tuple[Arrangement, float] | None:
     """The best layers, order and micro-batches for replicas of these groups; None where none fits the memory."""
     rows = [row for row in groups if row and len(row) <= bench.job.layers]
-    shared = shared_out(bench, [[group_of(g, speeds) for g in row] for row in rows], bench.job.microbatches)
+    kinds = [kinds_of(row, speeds) for row in rows]
+    shared = shared_out(bench, kinds, bench.job.microbatches)
     if shared is None:
         return None
     counts, seconds = shared
     replicas = []
-    for row, count in zip(rows, counts, strict=True):
+    for row, alike, count in zip(rows, kinds, counts, strict=True):
         if not count:
             continue
-        order, layers, _ = bench.best([group_of(g, speeds) for g in row], count)
+        order, layers, _ = bench.best(alike, count)
         replicas.append(replica_of(_in_order(row, order, speeds), layers, count))
     return Arrangement(replicas=tuple(replicas)), seconds
 
@@ -84,16 +85,16 @@ def _settled(bench: Workbench, groups: Groups, speeds: Sequence[float], origin: 
 
 def _in_order(row: Sequence[tuple[int, ...]], order: Sequence[Group], speeds: Sequence[float]) -> list[tuple[int, ...]]:
     """The groups of `row` in an order of kinds; a group stays where it is, or near, if it can."""
-    if all(group_of(group, speeds) == kind for group, kind in zip(row, order, strict=True)):
+    if kinds_of(row, speeds) == list(order):
         return list(row)
-    left, out = list(enumerate(row)), []
+    places: dict[Group, list[int]] = {}
+    for place, kind in enumerate(kinds_of(row, speeds)):
+        places.setdefault(kind, []).append(place)
+    out = []
     for stage, kind in enumerate(order):
-        place, group = min(
-            ((place, group) for place, group in left if group_of(group, speeds) == kind),
-            key=lambda one: (abs(one[0] - stage), one[0]),
-        )
-        left.remove((place, group))
-        out.append(group)
+        place = min(places[kind], key=lambda place: (abs(place - stage), place))
+        places[kind].remove(place)
+        out.append(row[place])
     return out
 
 
@@ -109,7 +110,8 @@ def _starts(job: Job, speeds: Sequence[float]) -> Iterator[tuple[str, Groups]]:
     ]
     yield "slow kept", [[g for g in row if len(g) in job.degrees] for row in whole]
     for name, pool in _pools(job, speeds, [g for row in kept for g in row if g] + spare):
-        ranked = sorted(pool, key=lambda g: (-len(g) * group_of(g, speeds)[1], g))
+        capacities = [-len(g) * kind[1] for g, kind in zip(pool, kinds_of(pool, speeds), strict=True)]
+        ranked = [g for _, g in sorted(zip(capacities, pool, strict=True))]
         drops = (1, 2, job.stages) if job.devices < _MANY_DEVICES else (job.stages,)
         sizes = sorted({len(ranked), *(len(ranked) - drop for drop in drops), _worth(ranked, speeds)})
         for size in (size for size in sizes if 0 < size <= len(ranked)):
@@ -119,7 +121,7 @@ def _starts(job: Job, speeds: Sequence[float]) -> Iterator[tuple[str, Groups]]:
 
 def _worth(ranked: Sequence[tuple[int, ...]], speeds: Sequence[float]) -> int:
     """How many groups are at least half as fast as the fastest."""
-    capacities = [len(g) * group_of(g, speeds)[1] for g in ranked]
+    capacities = [size * speed for size, speed in kinds_of(ranked, speeds)]
     return sum(capacity >= 0.5 * capacities[0] for capacity in capacities)
 
 
@@ -221,7 +223,7 @@ def _exchanged(bench: Workbench, groups: Groups, speeds: Sequence[float]) -> Gro
 
 def _neighbours(groups: Groups, speeds: Sequence[float]) -> Iterator[Groups]:
     """One exchange or move for each pair of kinds of replicas and kinds of groups in them."""
-    kinds = [tuple(sorted(group_of(g, speeds) for g in row)) for row in groups]
+    kinds = [tuple(sorted(kinds_of(row, speeds))) for row in groups]
     first = {kind: index for index, kind in reversed(list(enumerate(kinds)))}
     seen: set[tuple] = set()
     for a in sorted(first.values()):

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from .workbench import Group, Workbench
 
-__all__ = ["earliest", "shared_out"]
+__all__ = ["begun_at", "earliest", "shared_out"]
 
 # Up to so many micro-batches and replicas every count is priced; beyond, counts start from two prices of each.
 _EXACT = 48
@@ -34,7 +34,8 @@ def shared_out(
             first, second = bench.best(kind, mean)[2], bench.best(kind, mean + 1)[2]
             each = (second - first) if math.isfinite(second) else math.inf
             lines[kind] = (first - mean * each, each) if math.isfinite(first) else (math.inf, 0.0)
-        counts = _greedy(lambda kind, count: lines[kind][0] + lines[kind][1] * count, kinds, microbatches)
+        begun = begun_at(kinds, lines, microbatches)
+        counts = _greedy(lambda kind, count: lines[kind][0] + lines[kind][1] * count, kinds, microbatches, begun)
         counts = None if counts is None else _settled(bench, kinds, counts)
     if counts is None:
         return None
@@ -42,26 +43,55 @@ def shared_out(
     return tuple(counts), seconds
 
 
-def earliest(total: int, ends: Sequence[Callable[[int], float]]) -> list[int]:
+def earliest(total: int, ends: Sequence[Callable[[int], float]], begun: Sequence[int] = ()) -> list[int]:
     """`total` things one after another to whom `ends[i](count)` then says the least; of equal ones to the first.
 
-    The functions must not fall; one that says inf gets nothing more, and at least one must go on."""
-    heap = [(end(1), index) for index, end in enumerate(ends)]
+    The functions must not fall; one that says inf gets nothing more, and at least one must go on. `begun`: what each
+    is known to get at least."""
+    counts = list(begun) or [0] * len(ends)
+    heap = [(end(count + 1), index) for index, (end, count) in enumerate(zip(ends, counts, strict=True))]
     heapq.heapify(heap)
-    counts = [0] * len(ends)
-    for _ in range(total):
+    for _ in range(total - sum(counts)):
         _, index = heap[0]
         counts[index] += 1
         heapq.heapreplace(heap, (ends[index](counts[index] + 1), index))
     return counts
 
 
+def begun_at(
+    kinds: Sequence[tuple[Group, ...]], lines: Mapping[tuple[Group, ...], tuple[float, float]], total: int
+) -> list[int]:
+    """What each is to get at least where seconds are lines over counts: as many as are done before a moment at which
+    fewer than `total` are."""
+
+    def done(moment: float) -> dict[tuple[Group, ...], int]:
+        return {
+            kind: min(total, max(0, math.floor((moment - start) / each))) if math.isfinite(start) and each > 0 else 0
+            for kind, (start, each) in lines.items()
+        }
+
+    often: dict[tuple[Group, ...], int] = {}
+    for kind in kinds:
+        often[kind] = often.get(kind, 0) + 1
+    low, high = 0.0, max((a + b * total for a, b in lines.values() if math.isfinite(a + b)), default=0.0)
+    for _ in range(60):
+        middle = (low + high) / 2
+        fits = sum(count * often[kind] for kind, count in done(middle).items()) <= total
+        low, high = (middle, high) if fits else (low, middle)
+    # A hair less, so that rounding gives none that would come later.
+    counts = done(low * (1 - 1e-9))
+    return [max(0, counts[kind] - 1) for kind in kinds]
+
+
 def _greedy(
-    seconds: Callable[[tuple[Group, ...], int], float], kinds: Sequence[tuple[Group, ...]], microbatches: int
+    seconds: Callable[[tuple[Group, ...], int], float],
+    kinds: Sequence[tuple[Group, ...]],
+    microbatches: int,
+    begun: Sequence[int] = (),
 ) -> list[int] | None:
     if not any(math.isfinite(seconds(kind, 1)) for kind in set(kinds)):
         return None
-    return earliest(microbatches, [lambda count, kind=kind: seconds(kind, count) for kind in kinds])
+    return earliest(microbatches, [lambda count, kind=kind: seconds(kind, count) for kind in kinds], begun)
 
 
 def _settled(bench: Workbench, kinds: Sequence[tuple[Group, ...]], counts: list[int]) -> list[int]:

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
 
@@ -97,9 +97,7 @@ class Workbench:
         if arrangement.loads is not None:
             return self._price_shared(arrangement, speeds)
         return max(
-            self.replica_s(
-                [group_of(group, speeds) for group in replica.groups], replica.layers, replica.microbatches, usual=usual
-            )
+            self.replica_s(kinds_of(replica.groups, speeds), replica.layers, replica.microbatches, usual=usual)
             for replica in arrangement.replicas
         )
 
@@ -201,6 +199,12 @@ def group_of(devices: Sequence[int], speeds: Sequence[float]) -> Group:
     if group not in known:
         known[group] = (len(group), min([speeds[device] for device in group]))
     return known[group]
+
+
+def kinds_of(groups: Iterable[tuple[int, ...]], speeds: Sequence[float]) -> list[Group]:
+    """`group_of` each of several."""
+    known = getattr(speeds, "kinds", {})
+    return [known.get(group) or group_of(group, speeds) for group in groups]
 
 
 def replica_of(groups: Sequence[Sequence[int]], layers: Sequence[int], microbatches: int) -> Replica:

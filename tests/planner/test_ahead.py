@@ -123,6 +123,20 @@ def test_a_slow_step_is_told_from_noise_and_from_large_batches(noise: float) -> 
     assert slow_ones([1.0, 3.0], 0.8) == {1: 0.33} and slow_ones([1.0, 1.1], 0.8) == {}
 
 
+def test_ranks_are_checked_now_and_then_without_an_alarm() -> None:
+    pace = Pace(0.03, 0.8)
+    # When an epoch begins; all are alike.
+    while pace.checks:
+        assert pace.checked([0.02, 0.02, 0.021]) == {}
+    seconds = 0.0
+    while not pace.checks:
+        pace.took(0.03)
+        seconds += 0.03
+    # Two checks of three pieces of 21 ms.
+    assert 2 * 3 * 0.021 / seconds <= 1e-3
+    assert pace.checked([0.02, 0.05, 0.02]) == {} and pace.checked([0.02, 0.05, 0.02]) == {1: 0.4}
+
+
 def test_the_curve_of_a_step_over_its_batch() -> None:
     asked = request(dynamic={"input": {0: (4, 4096)}})
     given = mw.plan(MODEL, asked.args, cluster="cpu:2", mesh="2", loss=loss, dynamic={"input": {0: (4, 4096)}})

@@ -25,6 +25,7 @@ from meshwright.planner.resilience import (
     state_move,
     tuned_schedule,
 )
+from meshwright.planner.resilience.shares import begun_at, earliest
 from meshwright.plans import Arrangement, Health, Infeasible, Replica, RequestError
 
 
@@ -303,6 +304,19 @@ def test_what_moves() -> None:
     alone = Arrangement(replicas=(Replica(groups=((0, 1), (2,)), layers=(2, 2), microbatches=6),))
     lost = state_move(job, start, alone, gone)
     assert lost.moved_bytes == 0 and lost.missing_bytes == pytest.approx(1.0) and lost.seconds == pytest.approx(1.0)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_many_microbatches_are_given_out_as_one_by_one(seed: int) -> None:
+    rng = random.Random(seed)
+    lines = {((8, float(kind)),): (rng.choice([0.0, 3.0, rng.random()]), rng.choice([0.5, 1.0, rng.random() + 0.01]))
+             for kind in range(4)}  # fmt: skip
+    lines[((8, 9.0),)] = (math.inf, 0.0)
+    kinds = rng.choices(list(lines), k=40)
+    if all(math.isinf(lines[kind][0]) for kind in kinds):
+        kinds.append(next(iter(lines)))
+    ends = [lambda count, kind=kind: lines[kind][0] + lines[kind][1] * count for kind in kinds]
+    assert earliest(1000, ends, begun_at(kinds, lines, 1000)) == earliest(1000, ends)
 
 
 def test_a_change_must_pay_back() -> None:
