@@ -1,7 +1,9 @@
 """Predicted memory against what ranks really allocate (see rank_memory.py): each model of memory_models.py by four
 plans, eager and compiled.
 
-    python benchmarks/memory.py [--eager] [--rows FILE] [NAME ...]    measure, add a line of JSON per plan to FILE
+    python benchmarks/memory.py [--eager] [--rows FILE] [--plans KIND ...] [NAME ...]   measure, add a line of JSON per
+                                                                                        plan to FILE, the plan beside it
+    python benchmarks/memory.py --again --rows FILE [NAME ...]        predict anew for the plans that lie there
     python benchmarks/memory.py --table FILE                          print what was measured as a table
 
 The plans: the chosen one, the chosen one under a limit that is near the least (blocks recomputed), FSDP's, and a random
@@ -14,7 +16,7 @@ import argparse
 import json
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -31,41 +33,43 @@ from meshwright.planner.checking.verify import random_plan
 from meshwright.planner.fitting import solve_within
 from meshwright.planner.sharding.memory import counted
 from meshwright.plans.errors import Infeasible
+from meshwright.plans.meshes import Mesh
 from meshwright.plans.plan import Plan
 
 PLANS = ("chosen", "tight", "fsdp", "random")
 # Shares of what the chosen plan takes that the tight one is given, until one leaves a plan.
-_SHARES = (0.7, 0.85)
+_SHARES = (0.7, 0.85, 0.95)
+
+
+def drafted(name: str, **options: Any) -> Draft:
+    """The model `name`, prepared to be planned."""
+    build, mesh = MODELS[name]
+    model, args, kwargs = build()
+    cluster = f"cpu:{Mesh.parse(mesh).size}"
+    return draft(model, args, kwargs, cluster=cluster, mesh=mesh, loss=loss_for(name), whole=True, **options)
 
 
 def plans_of(name: str, kinds: tuple[str, ...]) -> Iterator[tuple[str, Draft, Plan]]:
     """The plans of the model `name`, each with what it was made of."""
-    build, mesh = MODELS[name]
-    cluster = f"cpu:{eval(mesh.replace('x', '*'))}"
-
-    def drafted(**options: Any) -> Draft:
-        model, args, kwargs = build()
-        return draft(model, args, kwargs, cluster=cluster, mesh=mesh, loss=loss_for(name), whole=True, **options)
-
     if {"chosen", "tight"} & set(kinds):
-        prepared = drafted()
+        prepared = drafted(name)
         chosen = prepared.write(solve_within(prepared, time_limit_s=3))
         if "chosen" in kinds:
             yield "chosen", prepared, chosen
     for share in _SHARES if "tight" in kinds else ():
         limit = int(share * chosen.predicted.memory.peak_bytes)
         try:
-            prepared = drafted(recompute="block", memory_limit_bytes=limit)
+            prepared = drafted(name, recompute="block", memory_limit_bytes=limit)
             tight = prepared.write(solve_within(prepared, time_limit_s=3))
         except Infeasible:
             continue
         yield "tight", prepared, tight
         break
     if "fsdp" in kinds:
-        prepared = drafted(recipe="fsdp")
+        prepared = drafted(name, recipe="fsdp")
         yield "fsdp", prepared, prepared.write(solve_within(prepared, time_limit_s=3))
     if "random" in kinds:
-        prepared = drafted(recompute="none")
+        prepared = drafted(name, recompute="none")
         yield "random", prepared, random_plan(prepared, list(MODELS).index(name))
 
 
@@ -76,20 +80,38 @@ def predicted(prepared: Draft, plan: Plan, compiled: bool) -> int:
     return counted(prepared.captured, plan, prepared.blocks, None).memory.peak_bytes
 
 
-def rows(name: str, kinds: tuple[str, ...], compiled: bool) -> Iterator[dict[str, Any]]:
-    """What was predicted and measured of each plan, in bytes."""
+def rows(name: str, kinds: tuple[str, ...], compiled: bool) -> Iterator[tuple[dict[str, Any], Plan]]:
+    """What was predicted and measured of each plan, in bytes, and the plan."""
     for kind, prepared, plan in plans_of(name, kinds):
         began = time.process_time()
         eager = {}
         for rank in {0, plan.mesh.size - 1}:
             eager[rank] = measure("counted", MODELS[name][0]()[0], prepared.captured, plan, rank=rank)
-        row = {"model": name, "mesh": str(plan.mesh), "plan": kind, "parts": msgspec.to_builtins(plan.predicted.memory)}
+        row: dict[str, Any] = {"model": name, "mesh": str(plan.mesh), "plan": kind}
         row |= {"eager": [predicted(prepared, plan, False), max(eager.values())]}
         if compiled:
             fullest = max(eager, key=eager.__getitem__)
             real = measure("compiled", MODELS[name][0]()[0], prepared.captured, plan, rank=fullest)
             row |= {"compiled": [predicted(prepared, plan, True), real]}
-        yield row | {"cpu_s": round(time.process_time() - began)}
+        yield row | {"cpu_s": round(time.process_time() - began)}, plan
+
+
+def again(path: Path, names: Sequence[str]) -> list[dict[str, Any]]:
+    """The rows of a file, predicted anew for the plans that lie beside it."""
+    found = []
+    for row in map(json.loads, path.read_text().splitlines()):
+        if row["model"] in names:
+            plan = Plan.load(_beside(path, row["model"], row["plan"]))
+            prepared = drafted(row["model"], recompute=plan.options.recompute)
+            for way in {"eager", "compiled"} & set(row):
+                row[way][0] = predicted(prepared, plan, way == "compiled")
+        found.append(row)
+    return found
+
+
+def _beside(rows: Path, name: str, kind: str) -> Path:
+    """Where the plan of a row lies."""
+    return rows.with_name(f"{rows.stem}-{name}-{kind}.json")
 
 
 def table(path: Path) -> str:
@@ -123,6 +145,7 @@ def main() -> None:
     parser.add_argument("--table", type=Path, help="print this file of rows")
     parser.add_argument("--rows", type=Path, help="the file that rows are added to")
     parser.add_argument("--eager", action="store_true", help="leave out what is compiled, the slow part")
+    parser.add_argument("--again", action="store_true", help="predict anew for the plans beside the file of rows")
     parser.add_argument("--plans", nargs="*", default=list(PLANS), choices=PLANS)
     parser.add_argument("names", nargs="*", default=[])
     given = parser.parse_args()
@@ -130,10 +153,15 @@ def main() -> None:
         print(table(given.table))
         return
     torch.set_num_threads(1)
+    if given.again:
+        anew = again(given.rows, given.names or list(MODELS))
+        given.rows.write_text("".join(json.dumps(row) + "\n" for row in anew))
+        return
     for name in given.names or MODELS:
-        for row in rows(name, tuple(given.plans), not given.eager):
+        for row, plan in rows(name, tuple(given.plans), not given.eager):
             print(json.dumps(row), flush=True)
             if given.rows is not None:
+                plan.save(_beside(given.rows, name, row["plan"]))
                 with given.rows.open("a") as file:
                     file.write(json.dumps(row) + "\n")
 

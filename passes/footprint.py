@@ -105,7 +105,7 @@ def footprint(
             return local_shape(tuple(value.shape), layout, mesh.shape, coordinate), value.dtype
 
         with storages, torch.no_grad():
-            run = _Run(storages, constants, made, compiled=compiled)
+            run = _Run(storages, constants, made, compiled=compiled, together=device.type == "cpu")
             flowing = [piece_of(captured.tangents[index]) for index in program.tangents]
             return _walk(program, captured, given, flowing, constants, run, early=early)
 
@@ -274,11 +274,12 @@ class _Record:
                 made=self._of(made),
                 read_size=max((t.numel() for t in read), default=0),
                 made_size=max((t.numel() for t in made), default=0),
+                columns=_leaves_last(args),
             )
         )
 
     def waits(self, tensors: Sequence[torch.Tensor]) -> None:
-        """Until here collectives read `tensors`."""
+        """The first of `tensors`, a collective's result, is there now, and the others are no longer read for it."""
         self.ops.append(
             Op(node=self.node, name="wait", tagged=False, reads=self._of(tensors), made=(), read_size=0, made_size=0)
         )
@@ -287,10 +288,15 @@ class _Record:
         keys = dict.fromkeys(t.untyped_storage()._cdata for t in tensors)
         return tuple(self.numbers[key] for key in keys if key in self.numbers)
 
-    def moments(self, walked: Sequence[Moment], alive: set[int]) -> list[Moment]:
-        """The moments of the half if it is compiled; `alive` are the storages that are there after it."""
+    def moments(self, walked: Sequence[Moment], alive: set[int], together: bool) -> list[Moment]:
+        """The moments of the half if it is compiled; `alive` are the storages that are there after it, `together` as
+        for `kernels`."""
         ends = {self.numbers[key] for key in alive}
-        now, found, runs = np.array(self.start), [], iter(kernels(self.ops, self.given, ends, self.sizes))
+        now, found, runs = (
+            np.array(self.start),
+            [],
+            iter(kernels(self.ops, self.given, ends, self.sizes, together=together)),
+        )
         never = self.given - ends - {value for op in self.ops for value in op.reads}
         for value in never:
             now[self.parts[value]] -= self.sizes[value]
@@ -323,8 +329,10 @@ class _Run:
         made: Callable[[str], list[torch.Tensor]],
         *,
         compiled: bool,
+        together: bool,
     ) -> None:
-        self.storages, self.constants, self.made, self.compiled = storages, constants, made, compiled
+        self.storages, self.constants, self.made = storages, constants, made
+        self.compiled, self.together = compiled, together
 
     def __call__(
         self, graph: fx.Graph, given: list[Any], names: Sequence[str] = ()
@@ -353,7 +361,7 @@ class _Run:
         results: Any = fx.map_arg(end.args[0], lambda n: env[n])
         if record is not None:
             env.clear()
-            moments = record.moments(moments, set(self.storages.alive))
+            moments = record.moments(moments, set(self.storages.alive), self.together)
         return list(results), moments
 
     def _call(self, node: fx.Node, env: dict[fx.Node, Any]) -> Any:
@@ -370,8 +378,10 @@ class _Run:
             return found
         if node.target is _torch.functional.wait_tensor.default:
             sources = [n for n in node.all_input_nodes[0].all_input_nodes]
-            if record is not None and _torch.COLLECTIVES.get(node.all_input_nodes[0].target) != "all_reduce":  # type: ignore[call-overload]
-                record.waits([t for n in sources for t in _tensors(env[n])])
+            if record is not None:
+                # An all-reduce is done in place.
+                apart = _torch.COLLECTIVES.get(node.all_input_nodes[0].target) != "all_reduce"  # type: ignore[call-overload]
+                record.waits([args[0], *(t for n in sources if apart for t in _tensors(env[n]))])
             return args[0]
         if node.target is attention_backward:
             self.storages.beside(_accumulators(args[1]))
@@ -413,6 +423,14 @@ def _leaves(value: Any) -> Iterator[torch.Tensor]:
             yield each
         elif isinstance(each, (tuple, list)):
             yield from _leaves(each)
+
+
+def _leaves_last(args: Sequence[Any]) -> bool:
+    """Whether a reduction with these arguments goes over dims, but not over the last."""
+    if len(args) < 2 or not isinstance(args[0], torch.Tensor) or not isinstance(args[1], (list, tuple)):
+        return False
+    last = args[0].dim() - 1
+    return bool(args[1]) and all(isinstance(dim, int) and dim not in (-1, last) for dim in args[1])
 
 
 def _tensors(value: Any) -> Iterator[torch.Tensor]:

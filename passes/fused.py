@@ -58,7 +58,9 @@ _RANDOM = frozenset(("bernoulli", "rand", "native_dropout", "normal_functional")
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Op:
     """One op that ran: the node of the half that it belongs to, by number, the values that it read and made (storages,
-    by number), and of how many elements the largest that it read and the largest that it made are."""
+    by number), and of how many elements the largest that it read and the largest that it made are. A `wait` reads the
+    collective's result, then what that is read from until then. `columns` says of a reduction that it leaves the last
+    dims of what it reads."""
 
     node: int
     name: str
@@ -67,6 +69,7 @@ class Op:
     made: tuple[int, ...]
     read_size: int
     made_size: int
+    columns: bool = False
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,15 +83,19 @@ class Kernel:
     frees: tuple[int, ...]
 
 
-def kernels(ops: Sequence[Op], given: set[int], ends: set[int], sizes: Mapping[int, int]) -> list[Kernel]:
+def kernels(
+    ops: Sequence[Op], given: set[int], ends: set[int], sizes: Mapping[int, int], *, together: bool
+) -> list[Kernel]:
     """The kernels of a half in the order in which they run. `given` are the values that it starts from, `ends` those
-    that are there after it, `sizes` the bytes of each value."""
+    that are there after it, `sizes` the bytes of each value. `together` as on CPUs, where kernels between two ops that
+    Inductor does not generate are one function: what any of them writes is allocated before it, and freed after it."""
     foreign = given | {value for op in ops if op.name in _FOREIGN for value in op.made}
-    lowered = sorted(_Lowering(ops, ends, sizes).made, key=lambda k: k.at)
-    group = _fused(lowered)
-    last = {g: number for number, g in enumerate(group)}
-    order = sorted(last, key=last.__getitem__)
+    lowered = _Lowering(ops, ends, sizes).made
+    reads = _reads(lowered)
+    group = _fused(lowered, reads)
+    order = _order(reads, group)
     position = {g: index for index, g in enumerate(order)}
+    first = {g: number for number, g in reversed(list(enumerate(group)))}
     maker = {v: position[group[n]] for n, kernel in enumerate(lowered) for v in kernel.writes}
     direct: list[set[int]] = [set() for _ in order]
     dies = dict(maker)
@@ -110,12 +117,28 @@ def kernels(ops: Sequence[Op], given: set[int], ends: set[int], sizes: Mapping[i
     for value, here in dies.items():
         if value not in ends and (value in given or value in outside):
             frees[here].append(value)
-    found, node = [], 0
+    found: list[Kernel] = []
+    node, joins = 0, False
     for here, g in enumerate(order):
-        node = max(node, lowered[last[g]].at)
+        node = max(node, lowered[first[g]].at)
         over = _over(writes[here], [v for v in frees[here] if v in direct[here] and v not in foreign], sizes)
-        found.append(Kernel(node=node, writes=tuple(writes[here]), over=over, frees=tuple(frees[here])))
+        kernel = Kernel(node=node, writes=tuple(writes[here]), over=over, frees=tuple(frees[here]))
+        fusible = lowered[first[g]].fusible
+        if together and joins and fusible:
+            found[-1] = _both(found[-1], kernel)
+        else:
+            found.append(kernel)
+        joins = fusible
     return found
+
+
+def _both(one: Kernel, other: Kernel) -> Kernel:
+    return Kernel(
+        node=one.node,
+        writes=one.writes + other.writes,
+        over={**one.over, **other.over},
+        frees=one.frees + other.frees,
+    )
 
 
 def _over(writes: Sequence[int], last: Sequence[int], sizes: Mapping[int, int]) -> dict[int, int]:
@@ -133,25 +156,28 @@ def _over(writes: Sequence[int], last: Sequence[int], sizes: Mapping[int, int]) 
 @dataclasses.dataclass(slots=True, kw_only=True, eq=False)
 class _Lowered:
     """One kernel before fusion: what it writes and reads, what of that it may write over, as it reads there what it
-    writes there, and its elements (`rows` where it reduces to so many)."""
+    writes there, the collective's result that it waits for, and its elements (`rows` where it reduces to so many,
+    which may be `columns`)."""
 
     at: int
     writes: tuple[int, ...]
     reads: set[int]
     direct: set[int]
     fusible: bool
+    waits: tuple[int, ...] = ()
     size: int = 0
     rows: int = 0
+    columns: bool = False
 
 
 @dataclasses.dataclass(slots=True, kw_only=True, eq=False)
 class _Lazy:
-    """A value that is not written yet: the written values it reads, those that it reads element by element, how many
-    ops it takes, whether one is heavy."""
+    """A value that is not written yet: the written values it reads, those that it reads element by element, what is
+    computed for it (each value once, however many read it) and how many ops that takes, whether one is heavy."""
 
     reads: set[int]
     direct: set[int]
-    ops: int
+    ops: Mapping[int, int]
     heavy: bool
     size: int
     at: int
@@ -170,18 +196,22 @@ class _Lowering:
                 self.users[value] = self.users.get(value, 0) + 1
         for op in ops:
             self._lower(op)
+        # What only leaves the graph is written when all else is.
         for value in [v for v in self.lazy if v in ends]:
-            self._realize(value, self.lazy[value].at)
+            self._realize(value, ops[-1].node)
 
     def _lower(self, op: Op) -> None:
         if op.name == "wait":
-            self.made.append(_Lowered(at=op.node, writes=(), reads=set(op.reads), direct=set(), fusible=False))
+            self.made.append(
+                _Lowered(at=op.node, writes=(), reads=set(op.reads), direct=set(), fusible=False, waits=op.reads[:1])
+            )
         elif not op.made:
             return
         elif op.name in _NORMALISED:
             self._normalise(op)
         elif op.name in _REDUCED:
-            self._write(op, set(), fusible=True, size=op.read_size, rows=op.made_size)
+            kernel = self._write(op, set(), fusible=True)
+            kernel.size, kernel.rows, kernel.columns = op.read_size, op.made_size, op.columns
         elif op.name in _SCATTERED:
             self._write(op, self._direct(op.reads[:1]), fusible=False)
         elif op.name == "all_reduce":
@@ -206,11 +236,10 @@ class _Lowering:
             found |= self.lazy[value].direct if value in self.lazy else {value}
         return found
 
-    def _write(self, op: Op, direct: set[int], *, fusible: bool, size: int = 0, rows: int = 0) -> None:
-        kernel = _Lowered(
-            at=op.node, writes=op.made, reads=self._inputs(op), direct=direct, fusible=fusible, size=size, rows=rows
-        )
+    def _write(self, op: Op, direct: set[int], *, fusible: bool) -> _Lowered:
+        kernel = _Lowered(at=op.node, writes=op.made, reads=self._inputs(op), direct=direct, fusible=fusible)
         self.made.append(kernel)
+        return kernel
 
     def _normalise(self, op: Op) -> None:
         """Small results are written; a large one is computed where it is read, as far as that is worth it."""
@@ -226,25 +255,27 @@ class _Lowering:
         for value in large:
             heavy = "softmax" in op.name
             self.lazy[value] = _Lazy(
-                reads=reads | set(small), direct=set(direct), ops=8, heavy=heavy, size=op.made_size, at=op.node
+                reads=reads | set(small), direct=set(direct), ops={value: 8}, heavy=heavy, size=op.made_size, at=op.node
             )
             self._settle(value, op)
 
     def _compute(self, op: Op) -> None:
         read = [self.lazy[v] for v in op.reads if v in self.lazy]
         heavy = op.name in _HEAVY or any(lazy.heavy for lazy in read)
-        reads, count = self._inputs(op), 1 + sum(lazy.ops for lazy in read)
+        reads, within = self._inputs(op), dict.fromkeys(op.made, 1)
+        for lazy in read:
+            within |= lazy.ops
         direct = self._direct(op.reads) if op.tagged else set()
         for value in op.made:
             self.lazy[value] = _Lazy(
-                reads=set(reads), direct=set(direct), ops=count, heavy=heavy, size=op.made_size, at=op.node
+                reads=set(reads), direct=set(direct), ops=within, heavy=heavy, size=op.made_size, at=op.node
             )
             self._settle(value, op)
 
     def _settle(self, value: int, op: Op) -> None:
         """Write a value that many read, that reads many, or that is given out as well as read."""
         lazy, users = self.lazy[value], self.users.get(value, 0)
-        many = users > 1 and (lazy.heavy or lazy.ops > _MOST_OPS or len(lazy.reads) > _READS)
+        many = users > 1 and (lazy.heavy or sum(lazy.ops.values()) > _MOST_OPS or len(lazy.reads) > _READS)
         if many or op.name in _RANDOM or (users and value in self.ends) or len(lazy.reads) > _MOST_READS:
             self._realize(value, op.node)
 
@@ -257,10 +288,34 @@ class _Lowering:
             self.made.append(kernel)
 
 
-def _fused(lowered: Sequence[_Lowered]) -> list[int]:
+def _reads(lowered: Sequence[_Lowered]) -> list[set[int]]:
+    """For each kernel those that it needs: a collective's result is there when it was waited for."""
+    maker: dict[int, int] = {}
+    found: list[set[int]] = []
+    for number, kernel in enumerate(lowered):
+        found.append({maker[v] for v in kernel.reads if v in maker})
+        maker |= dict.fromkeys(kernel.waits or kernel.writes, number)
+    return found
+
+
+def _order(reads: Sequence[set[int]], group: Sequence[int]) -> list[int]:
+    """The groups in the order in which they run: by their first kernels, each after those that it needs."""
+    needs: dict[int, set[int]] = {}
+    for number, g in enumerate(group):
+        needs.setdefault(g, set()).update(group[m] for m in reads[number])
+    done: dict[int, None] = {}
+    stack = list(reversed(needs))
+    while stack:
+        g = stack[-1]
+        waiting = [n for n in sorted(needs[g], reverse=True) if n != g and n not in done] if g not in done else []
+        if not waiting:
+            done[stack.pop()] = None
+        stack += waiting
+    return list(done)
+
+
+def _fused(lowered: Sequence[_Lowered], reads: Sequence[set[int]]) -> list[int]:
     """For each kernel the number of the group that it is fused into."""
-    maker = {value: number for number, kernel in enumerate(lowered) for value in kernel.writes}
-    reads = [{maker[v] for v in kernel.reads if v in maker} for kernel in lowered]
     group = list(range(len(lowered)))
     members: dict[int, list[int]] = {g: [g] for g in group}
     for number, kernel in enumerate(lowered):
@@ -276,10 +331,10 @@ def _fused(lowered: Sequence[_Lowered]) -> list[int]:
 
 
 def _alike(lowered: Sequence[_Lowered], one: Sequence[int], other: Sequence[int]) -> bool:
-    """Whether two groups run over the same elements and reduce to the same rows."""
-    rows = {lowered[k].rows for k in (*one, *other) if lowered[k].rows > 0}
-    sizes = {lowered[k].size for k in (*one, *other)}
-    return len(rows) <= 1 and len(sizes - rows) <= 1
+    """Whether two groups run over the same elements and reduce to the same rows, or to the same columns."""
+    rows = {(lowered[k].rows, lowered[k].columns) for k in (*one, *other) if lowered[k].rows > 0}
+    sizes = {lowered[k].size for k in (*one, *other)} - {size for size, _ in rows}
+    return len(rows) <= 1 and len(sizes) <= 1
 
 
 def _through(

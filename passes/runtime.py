@@ -40,11 +40,14 @@ __all__ = ["Parallel", "Program", "parallelize"]
 
 LossFunction = Callable[[Any], torch.Tensor]
 # On CPUs Inductor would join kernels that share nothing, and so make copies long before they are read. Everywhere it
-# would move what only leaves the graph to its end, and so keep what gradients of weights are made of until then, and
-# would keep buffers that nobody needs for others of their size to come.
+# would move what only leaves the graph to its end, and so keep what gradients of weights are made of until then, would
+# keep buffers that nobody needs for others of their size to come, and would order kernels anew: by the sizes that this
+# rank has, so that ranks of an uneven plan could call collectives in different orders, and as if what the backward is
+# given were never freed. The order is the plan's.
 _COMPILE: dict[str, Any] = {
     "cpp.max_horizontal_fusion_size": 1,
     "reorder_for_locality": False,
+    "reorder_for_peak_memory": False,
     "allow_buffer_reuse": False,
 }
 

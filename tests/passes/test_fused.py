@@ -12,9 +12,9 @@ def op(name: str, reads: tuple[int, ...], made: int, node: int, size: int = 64, 
     )  # fmt: skip
 
 
-def run(ops: list[Op], given: set[int], ends: set[int]) -> list[Kernel]:
+def run(ops: list[Op], given: set[int], ends: set[int], together: bool = False) -> list[Kernel]:
     sizes = dict.fromkeys(given, 64) | {value: each.made_size for each in ops for value in each.made}
-    return kernels(ops, given, ends, sizes)
+    return kernels(ops, given, ends, sizes, together=together)
 
 
 def test_a_chain_between_products_is_one_kernel_and_writes_its_end() -> None:
@@ -49,3 +49,42 @@ def test_what_a_collective_reads_is_there_until_it_is_waited_for() -> None:
     ops = [op("all_gather_into_tensor", (0,), 1, 0), op("mm", (2,), 3, 1), wait, op("mm", (1,), 4, 3)]
     frees = [kernel.frees for kernel in run(ops, {0, 2}, {2, 3, 4})]
     assert 0 not in frees[0] and 0 in frees[2]
+
+
+def test_what_two_branches_compute_from_is_counted_once() -> None:
+    # Five sums of a value with itself are five ops, not thirty-one: cheap enough to be computed for each reader.
+    ops = [op("add", (at, at), at + 1, at) for at in range(5)]
+    ops += [op("mul", (5,), 6, 5), op("mul", (5,), 7, 6), op("mm", (6,), 8, 7), op("mm", (7,), 9, 8)]
+    assert {value for kernel in run(ops, {0}, {8, 9}) for value in kernel.writes} == {6, 7, 8, 9}
+
+
+def test_a_sum_down_columns_is_not_fused_with_one_along_rows() -> None:
+    def ops(columns: bool) -> list[Op]:
+        rows = op("sum", (1,), 2, 1, size=8)
+        down = Op(node=2, name="sum", tagged=False, reads=(1, 2), made=(3,), read_size=64, made_size=8, columns=columns)
+        return [op("mm", (0,), 1, 0), rows, down]
+
+    assert len(run(ops(False), {0}, {2, 3})) == 2
+    assert len(run(ops(True), {0}, {2, 3})) == 3
+
+
+def test_kernels_run_in_the_order_of_their_first_ops_and_after_what_they_need() -> None:
+    # The sum is at hand early, but what it is fused with needs a product that comes late, and the gather's wait.
+    ops = [op("exp", (0,), 1, 0), op("mm", (2,), 3, 1), op("all_gather_into_tensor", (4,), 5, 2),
+           Op(node=3, name="wait", tagged=False, reads=(5, 4), made=(), read_size=0, made_size=0),
+           op("mm", (5,), 6, 4), op("mul", (1, 6), 7, 5), op("mm", (1,), 8, 6), op("mm", (7,), 9, 7)]  # fmt: skip
+    written = [value for kernel in run(ops, {0, 2, 4}, {3, 8, 9}) for value in kernel.writes]
+    assert written == [5, 6, 1, 7, 3, 8, 9]
+
+
+def test_on_cpus_kernels_between_two_products_are_one_function() -> None:
+    # The second is over other elements than the first, and so not fused with it.
+    ops = [op("mm", (0,), 1, 0), op("sum", (1,), 2, 1, size=8), op("mul", (2,), 3, 2, size=16), op("mm", (3,), 4, 3)]
+    apart, joined = run(ops, {0}, {2, 4}), run(ops, {0}, {2, 4}, together=True)
+    assert [kernel.frees for kernel in apart[1:3]] == [(1,), ()]
+    assert joined[1].writes == (2, 3) and joined[1].frees == (1,)
+
+
+def test_what_only_leaves_the_half_is_written_last() -> None:
+    ops = [op("mul", (0,), 1, 0), op("mm", (0,), 2, 1)]
+    assert [kernel.writes for kernel in run(ops, {0}, {1, 2})] == [(2,), (1,)]
