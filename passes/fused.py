@@ -36,10 +36,9 @@ _NORMALISED = frozenset(
     "_fused_rms_norm_backward _native_batch_norm_legit_no_training".split()
 )
 # Values are added to, or put into, a copy of the first one.
-_SCATTERED = frozenset(
-    "index_put _unsafe_index_put scatter scatter_add scatter_reduce index_add index_copy "
-    "embedding_dense_backward".split()
-)
+_SCATTERED = frozenset("index_put _unsafe_index_put scatter scatter_add scatter_reduce index_add index_copy".split())
+# Of these the ones that Inductor generates no code for on CPUs.
+_SCATTERED_APART = frozenset(("scatter_add", "scatter_reduce"))
 # Written when read more than once on CPUs.
 _HEAVY = frozenset(
     "exp log log10 log1p log2 sigmoid tanh silu silu_backward gelu softplus _log_softmax_backward_data".split()
@@ -123,12 +122,12 @@ def kernels(
         node = max(node, lowered[first[g]].at)
         over = _over(writes[here], [v for v in frees[here] if v in direct[here] and v not in foreign], sizes)
         kernel = Kernel(node=node, writes=tuple(writes[here]), over=over, frees=tuple(frees[here]))
-        fusible = lowered[first[g]].fusible
-        if together and joins and fusible:
+        generated = lowered[first[g]].fusible or lowered[first[g]].generated
+        if together and joins and generated:
             found[-1] = _both(found[-1], kernel)
         else:
             found.append(kernel)
-        joins = fusible
+        joins = generated
     return found
 
 
@@ -156,8 +155,8 @@ def _over(writes: Sequence[int], last: Sequence[int], sizes: Mapping[int, int]) 
 @dataclasses.dataclass(slots=True, kw_only=True, eq=False)
 class _Lowered:
     """One kernel before fusion: what it writes and reads, what of that it may write over, as it reads there what it
-    writes there, the collective's result that it waits for, and its elements (`rows` where it reduces to so many,
-    which may be `columns`)."""
+    writes there, the values of others that are whole once it ran (`waits`), and its elements (`rows` where it reduces
+    to so many, which may be `columns`). One that is not fused may be `generated` all the same."""
 
     at: int
     writes: tuple[int, ...]
@@ -168,6 +167,7 @@ class _Lowered:
     size: int = 0
     rows: int = 0
     columns: bool = False
+    generated: bool = False
 
 
 @dataclasses.dataclass(slots=True, kw_only=True, eq=False)
@@ -212,8 +212,17 @@ class _Lowering:
         elif op.name in _REDUCED:
             kernel = self._write(op, set(), fusible=True)
             kernel.size, kernel.rows, kernel.columns = op.read_size, op.made_size, op.columns
+        elif op.name == "embedding_dense_backward":
+            # Zeros, then a kernel over the gradient that adds to them.
+            self.made.append(
+                _Lowered(at=op.node, writes=op.made, reads=set(), direct=set(), fusible=False, generated=True)
+            )
+            kernel = self._write(op, set(), fusible=True)
+            kernel.reads |= set(op.made)
+            kernel.writes, kernel.waits, kernel.size = (), op.made, op.read_size
         elif op.name in _SCATTERED:
-            self._write(op, self._direct(op.reads[:1]), fusible=False)
+            kernel = self._write(op, self._direct(op.reads[:1]), fusible=False)
+            kernel.generated = op.name not in _SCATTERED_APART
         elif op.name == "all_reduce":
             # Done in place of what it reads, or of a copy.
             self._write(op, self._direct(op.reads), fusible=False)

@@ -88,3 +88,12 @@ def test_on_cpus_kernels_between_two_products_are_one_function() -> None:
 def test_what_only_leaves_the_half_is_written_last() -> None:
     ops = [op("mul", (0,), 1, 0), op("mm", (0,), 2, 1)]
     assert [kernel.writes for kernel in run(ops, {0}, {1, 2})] == [(2,), (1,)]
+
+
+def test_what_an_embeddings_gradient_is_added_from_is_made_where_it_is_added() -> None:
+    # The gradient's kernel runs when the indices are there, with the zeros that it adds to.
+    ops = [op("mul", (0,), 1, 0), op("mm", (2,), 3, 1), op("topk", (3,), 4, 2, size=8),
+           op("embedding_dense_backward", (1, 4), 5, 3, size=128)]  # fmt: skip
+    found = run(ops, {0, 2}, {5}, together=True)
+    assert [kernel.writes for kernel in found] == [(3,), (4,), (5,)]
+    assert set(found[-1].frees) == {0, 4}
