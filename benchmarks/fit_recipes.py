@@ -1,6 +1,6 @@
 """Fits the parameters of `cost_models/stacks.toml` to published training rows, and leaves out each source in turn.
 
-    python benchmarks/fit_recipes.py [--write] [--leave-out PATTERN] [--rounds N]
+    python benchmarks/fit_recipes.py [--write] [--leave-out PATTERN | --halves] [--rounds N]
 
 Every parameter belongs to a library of products, a stack or all stacks; none to a row, a model or a source. With a
 source left out its rows are predicted by parameters fitted to the others. What only that source could tell (a stack of
@@ -209,10 +209,24 @@ def leave_out(rows: Rows, table: dict[str, Any], pattern: str, rounds: int) -> N
             print(f"gap: {source} {ratio:.2f}", flush=True)
 
 
+def halves(rows: Rows, table: dict[str, Any], rounds: int) -> None:
+    """Each half of the rows, drawn by chance, predicted by parameters fitted to the other."""
+    order = np.random.default_rng(1).permutation(len(rows.rows)).tolist()
+    first, second = order[::2], order[1::2]
+    seen, unseen = [], []
+    for own, others in ((first, second), (second, first)):
+        fitted = fit(rows, table, own, rounds)
+        seen += rows.price(fitted, own)
+        unseen += rows.price(fitted, others)
+    report("fitted to half", seen)
+    report("other half", unseen)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--write", action="store_true", help="put the fitted numbers into stacks.toml")
     parser.add_argument("--leave-out", metavar="PATTERN", help="predict each such source by a fit to all others")
+    parser.add_argument("--halves", action="store_true", help="predict each half of the rows by a fit to the other")
     parser.add_argument("--rounds", type=int, default=8, help="evaluations of the residuals' slope; 0: no fit")
     options = parser.parse_args()
     for module, name in ((recipes, "gemm_s"), (recipes, "attention_s"), (recipes, "axis_collective_s"),
@@ -223,6 +237,9 @@ def main() -> None:
     everything = list(range(len(rows.rows)))
     if options.leave_out is not None:
         leave_out(rows, table, options.leave_out, options.rounds)
+        return
+    if options.halves:
+        halves(rows, table, options.rounds)
         return
     report("before", rows.price(table, everything))
     if options.rounds:
