@@ -61,6 +61,7 @@ __all__ = [
     "TorchDispatchMode",
     "argument_names",
     "boxed",
+    "call_hooks",
     "core_decompositions",
     "data_dependent_errors",
     "decompositions",
@@ -78,6 +79,7 @@ __all__ = [
     "recurrent_layers_go_to",
     "reentrant_checkpoints_go_to",
     "stealing",
+    "tensor_hooks",
     "tree_flatten",
     "tree_leaves",
     "tree_map_only",
@@ -100,6 +102,25 @@ COLLECTIVES: Mapping[Any, str] = {
     functional.reduce_scatter_tensor.default: "reduce_scatter_tensor",
     functional.all_to_all_single.default: "all_to_all_single",
 }
+
+
+def tensor_hooks(tensor: Any) -> tuple[list[Callable[..., Any]], list[Callable[..., Any]]]:
+    """The hooks of a tensor: on its gradient, and on itself once that is accumulated."""
+    found: list[Any] = [tensor._backward_hooks or {}, tensor._post_accumulate_grad_hooks or {}]
+    return list(found[0].values()), list(found[1].values())
+
+
+def call_hooks(module: torch.nn.Module) -> list[dict[int, Any]]:
+    """All that a module keeps of hooks on its call and on the backward of it."""
+    return [
+        module._forward_pre_hooks,
+        module._forward_pre_hooks_with_kwargs,
+        module._forward_hooks,
+        module._forward_hooks_with_kwargs,
+        module._forward_hooks_always_called,
+        module._backward_pre_hooks,
+        module._backward_hooks,
+    ]
 
 
 def decompositions(ops: Sequence[Any]) -> dict[Any, Callable[..., Any]]:

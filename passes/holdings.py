@@ -22,6 +22,7 @@ from ..plans.layouts import Layout
 from ..plans.migration import Carried, Place, Places
 from ..plans.plan import Plan
 from .graph import Captured
+from .hooks import carry_hooks
 from .lookup import PlanLookup
 from .placing import placements_of, put
 from .stages import cut_stages
@@ -204,6 +205,7 @@ def put_together(
             value = as_dtensor(value, kind, _layout(tensor), device_mesh)
         if isinstance(tensor, nn.Parameter):
             value = nn.Parameter(value, requires_grad=tensor.requires_grad)
+            carry_hooks(tensor, value)
         values[id(tensor)] = value
     put(model, values)
     optimizer = optimizer_for(model)

@@ -25,6 +25,7 @@ from ..plans.layouts import Layout
 from ..plans.plan import Plan
 from .channels import Channels
 from .graph import Captured, value_of
+from .hooks import refuse_hooks
 from .microbatches import microbatches, splits, weights
 from .peers import Peers, check_separable
 from .placing import held_by, local_of, of_first_rank, on_meta, placed_on, placements_of, put, tensors_of
@@ -316,6 +317,7 @@ def parallelize_pipeline(
     share of each batch.
     """
     assert plan.pipeline is not None
+    refuse_hooks(model)
     shape = tuple(device_mesh.mesh.shape)
     first = (device_mesh.mesh_dim_names or ("",))[0]
     if shape != (plan.pipeline.ranks, *plan.mesh.shape) or first.partition("@")[0] != AXIS:

@@ -14,6 +14,7 @@ from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Sha
 from ..plans.layouts import Layout, shard_dim
 from ..plans.meshes import Mesh
 from .graph import Captured
+from .hooks import carry_hooks
 from .simulate import piece
 
 __all__ = ["held_by", "local_of", "of_first_rank", "on_meta", "placed_on", "placements_of", "put", "tensors_of"]
@@ -69,8 +70,8 @@ def of_first_rank(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
 def placed_on(
     tensor: torch.Tensor, values: torch.Tensor, layout: Layout, device_mesh: DeviceMesh, mesh: Mesh
 ) -> torch.Tensor:
-    """A parameter as a DTensor parameter; a buffer as a DTensor where it is split, a plain tensor where it is whole.
-    `values` are those of the whole tensor, on the mesh's device."""
+    """A parameter as a DTensor parameter with its hooks; a buffer as a DTensor where it is split, a plain tensor where
+    it is whole. `values` are those of the whole tensor, on the mesh's device."""
     coordinate = device_mesh.get_coordinate()
     assert coordinate is not None
     parameter = isinstance(tensor, nn.Parameter)
@@ -85,7 +86,11 @@ def placed_on(
         shape=tensor.shape,
         stride=torch.empty(tensor.shape, device="meta").stride(),
     )
-    return nn.Parameter(placed, requires_grad=tensor.requires_grad) if parameter else placed
+    if not parameter:
+        return placed
+    made = nn.Parameter(placed, requires_grad=tensor.requires_grad)
+    carry_hooks(tensor, made)
+    return made
 
 
 def put(model: nn.Module, pieces: Mapping[int, torch.Tensor | None]) -> None:

@@ -26,6 +26,7 @@ from ..plans.plan import Plan
 from ..plans.sizes import check_sizes
 from . import _torch
 from .graph import Captured
+from .hooks import drop_call_hooks
 from .local import localize
 from .lookup import PlanLookup
 from .peers import Peers, check_separable
@@ -134,6 +135,10 @@ class _Step(torch.autograd.Function):
         ctx.set_materialize_grads(False)
         ctx.halves, ctx.run, ctx.like = halves, backward, [(r.shape, r.dtype, r.device) for r in ends]
         outside = {id(t) for t in (*sources, *ends)}
+        # What a buffer or input held before this step changes it is kept as a copy.
+        for at, source in enumerate(halves.kept):
+            if source is not None and program.sources[source] in program.mutations:
+                saved[at] = saved[at].clone()
         ctx.save_for_backward(*[t if id(t) in outside else None for t in saved])
         ctx.own = [None if id(t) in outside else t for t in saved]
         flows = {at for at, index in enumerate(program.outputs) if index in program.tangents}
@@ -294,6 +299,7 @@ def parallelize(
         cls.__name__, (Parallel, cls), {"__module__": cls.__module__, "__qualname__": cls.__qualname__}
     )
     object.__setattr__(parallel, "_meshwright", state)
+    drop_call_hooks(parallel)
     return parallel
 
 

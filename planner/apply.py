@@ -347,9 +347,13 @@ def device_mesh_of(plan: Uneven, rank: int, *, mark: str = "") -> DeviceMesh:
 class _Waiting(nn.Module):
     """A model that is planned at its first call. Not made directly."""
 
-    def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """Plan and apply, then run as the parallel model."""
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Plan and apply, then run as the parallel model, whose program has the hooks that are on the model's call."""
         self._plan(args, kwargs)
+        return self(*args, **kwargs)
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """The same."""
         return self(*args, **kwargs)
 
     def step(self, *args: Any, **kwargs: Any) -> torch.Tensor:

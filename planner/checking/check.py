@@ -16,6 +16,7 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 
 from ...passes.graph import Captured, values_of
+from ...passes.hooks import carry_all, carry_hooks, has_hooks
 from ...passes.local import localize
 from ...passes.lookup import PlanLookup
 from ...passes.simulate import assemble, piece, run_ranks
@@ -108,12 +109,13 @@ def in_float64(
 ) -> tuple[nn.Module, tuple, dict[str, Any]]:
     """A copy of a model and its inputs with float64 for float32, where the model is float32 throughout."""
     held = [t for t in (*model.parameters(), *model.buffers()) if t.is_floating_point() or t.is_complex()]
-    model, given = copy.deepcopy((model, (tuple(args), dict(kwargs))))
+    wide, given = copy.deepcopy((model, (tuple(args), dict(kwargs))))
+    carry_all(model, wide)
     if any(t.dtype != torch.float32 for t in held):
-        return model, *given
+        return wide, *given
     tensors, tree = flatten(given, what="input")
-    wide = [t.detach().double().requires_grad_(t.requires_grad) if t.dtype == torch.float32 else t for t in tensors]
-    return model.double(), *tree.build(wide)
+    inputs = [t.detach().double().requires_grad_(t.requires_grad) if t.dtype == torch.float32 else t for t in tensors]
+    return wide.double(), *tree.build(inputs)
 
 
 def train(
@@ -127,9 +129,10 @@ def train(
     accumulate: int = 1,
 ) -> Record:
     """Train a copy of `model` for some AdamW steps in this process and record everything that a check compares."""
-    model = copy.deepcopy(model)
+    trained = copy.deepcopy(model)
+    carry_all(model, trained)
     inputs = copy.deepcopy((tuple(args), dict(kwargs)))
-    return train_in_place(model, inputs, loss, steps=steps, seed=seed, accumulate=accumulate)
+    return train_in_place(trained, inputs, loss, steps=steps, seed=seed, accumulate=accumulate)
 
 
 def train_in_place(
@@ -288,6 +291,7 @@ class _Simulation:
         held = self._held(model)
         tensors, _ = flatten_call(args, kwargs)
         self.whole = [*held, *tensors]
+        self.hooked = {i: t for i, t in enumerate(held) if has_hooks(t)}
         self.layouts: list[Layout] = [self.lookup(name).outputs[0] for name in self.names]  # type: ignore[misc]
         self.local = [
             [piece(t.detach(), layout, self.mesh, c) for t, layout in zip(self.whole, self.layouts, strict=True)]
@@ -338,6 +342,7 @@ class _Simulation:
         """Every rank's gradients by name, summed over the backward passes."""
         totals: list[dict[str, Gradient]] = [{} for _ in self.halves]
         values = []
+        stands = {i: self._stand_in(i) for i in self.hooked}
         for _ in range(accumulate):
             value, ends = self._pass(loss, record, step)
             values.append(value)
@@ -345,9 +350,33 @@ class _Simulation:
                 for name, gradient in end.items():
                     before = total.get(name)
                     total[name] = before if gradient is None else gradient if before is None else before + gradient
+            for i, stand in stands.items():
+                self._by_hooks(i, stand, ends, totals)
         record.put("loss", f"step {step}", torch.stack(values))
         self._record(record, step, totals)
         return totals
+
+    def _stand_in(self, index: int) -> nn.Parameter:
+        """The whole parameter, with the hooks of the model's."""
+        whole = nn.Parameter(self._whole(index))
+        carry_hooks(self.hooked[index], whole)
+        return whole
+
+    def _by_hooks(
+        self, index: int, stand: nn.Parameter, ends: list[dict[str, Gradient]], totals: list[dict[str, Gradient]]
+    ) -> None:
+        """Let autograd accumulate the gradient of one pass on `stand`, as its hooks say, and cut what they leave."""
+        name = self.names[index]
+        pieces = [p for end in ends if (p := end.get(name)) is not None]
+        if not pieces:
+            return
+        layout, before = self.layouts[index], stand.detach().clone()
+        stand.backward(assemble(pieces, stand.shape, layout, self.mesh, f"gradient of {name}"))
+        left = stand.grad
+        for rank, total, place in zip(self.local, totals, self.mesh.coordinates(), strict=True):
+            total[name] = None if left is None else piece(left.detach(), layout, self.mesh, place)
+            if not torch.equal(before, stand):
+                rank[index].data.copy_(piece(stand.detach(), layout, self.mesh, place))
 
     def _pass(self, loss: LossFunction, record: Record, step: int) -> tuple[torch.Tensor, list[dict[str, Gradient]]]:
         """One forward and backward: the loss, and every rank's gradients by name."""
@@ -377,7 +406,7 @@ class _Simulation:
             assert value is not None
             layout = self.lookup(f"output.{index}::output").inputs[0].layout
             assert layout is not None
-            whole = assemble([o[at] for o in outputs], value.shape, layout, self.mesh, f"output {index}")
+            whole = assemble([o[at].detach() for o in outputs], value.shape, layout, self.mesh, f"output {index}")
             leaves.append(whole.requires_grad_(index in program.tangents))
         given = dict(zip(program.outputs, leaves, strict=True))
         out = self.captured.output_tree.build([given.get(i) for i in range(len(self.captured.outputs))])

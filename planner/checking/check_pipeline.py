@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from ...passes.graph import Captured
+from ...passes.hooks import refuse_hooks
 from ...passes.microbatches import microbatches, sizes_of, weights
 from ...passes.simulate import assemble, piece
 from ...passes.stage_simulate import run_pipeline
@@ -38,6 +39,7 @@ def simulate_pipeline(
     `captured` is the model on the first micro-batch, with its loss, `smaller` the same on the last where that has fewer
     samples; `args` and `kwargs` are the whole batch.
     """
+    refuse_hooks(model)
     return _Simulation(model, args, kwargs, [captured, *([smaller] if smaller else [])], plan).train(steps, seed)
 
 

@@ -24,6 +24,8 @@ NAMES = [
     "torch._higher_order_ops.map.map_impl",
     "torch._higher_order_ops.scan.scan_op",
     "torch._higher_order_ops.while_loop.while_loop_op",
+    "torch.Tensor._backward_hooks",
+    "torch.Tensor._post_accumulate_grad_hooks",
     "torch.nn.attention.flex_attention._FLEX_ATTENTION_DISABLE_COMPILE_DEBUG",
     "torch.nn.attention.flex_attention._validate_device",
     "torch.utils.checkpoint.CheckpointFunction",

@@ -1,0 +1,130 @@
+"""An applied model is used as the plain one is: hooks, buffers, modes, attributes. One process on a mesh of one rank;
+the same on pieces is what `check` simulates."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed import HashStore  # type: ignore[attr-defined]
+
+import meshwright as mw
+
+# PyTorch's word on a hook for the backward of a call without inputs that need gradients.
+pytestmark = pytest.mark.filterwarnings("ignore:Full backward hook is firing")
+
+X = torch.randn(6, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+
+
+@pytest.fixture(autouse=True, scope="module")
+def group() -> Iterator[None]:
+    dist.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+def applied(model: nn.Module, args: tuple = (X,), **kwargs: Any) -> Any:
+    return mw.apply(mw.plan(model, args, cluster="cpu:1", mesh="1", **kwargs), model, args, **kwargs)
+
+
+def both(make: Callable[[], nn.Module]) -> tuple[nn.Module, Any]:
+    """The plain model, and it applied."""
+    torch.manual_seed(0)
+    model = make().double()
+    plain = make().double()
+    plain.load_state_dict(copy.deepcopy(model.state_dict()))
+    return plain, applied(model)
+
+
+def whole(tensor: Any) -> torch.Tensor:
+    return tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
+
+
+def same_after_backward(plain: nn.Module, parallel: nn.Module) -> None:
+    for model in (plain, parallel):
+        model.zero_grad()
+        model(X).pow(2).sum().backward()
+    for (name, want), got in zip(plain.named_parameters(), parallel.parameters(), strict=True):
+        torch.testing.assert_close(whole(got.grad), want.grad, msg=name)
+    for (name, want), got in zip(plain.named_buffers(), parallel.buffers(), strict=True):
+        torch.testing.assert_close(whole(got), want, msg=name)
+
+
+def net() -> nn.Sequential:
+    return nn.Sequential(nn.Linear(5, 8), nn.ReLU(), nn.Linear(8, 4))
+
+
+def called_with_hooks() -> nn.Module:
+    model = net()
+    model.register_forward_pre_hook(lambda _, given: (given[0] + 1,))
+    model.register_forward_hook(lambda _, given, out: out.mul(2))
+    model.register_full_backward_pre_hook(lambda _, outputs: (outputs[0] * 3,))
+    return model
+
+
+def trained_with_hooks() -> nn.Module:
+    model = net()
+    first, last = (dict(model.named_parameters())[name] for name in ("0.weight", "2.weight"))
+    first.register_hook(lambda gradient: gradient * 5)
+    last.register_post_accumulate_grad_hook(lambda parameter: (parameter.grad.mul_(3), None)[1])  # type: ignore[union-attr]
+    return model
+
+
+class Follows(nn.Module):
+    """Changes a buffer and then uses it."""
+
+    mean: torch.Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a = nn.Linear(5, 8)
+        self.register_buffer("mean", torch.ones(8))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        h = self.a(x)
+        self.mean.mul_(0.9).add_(h.detach().mean(0) * 0.1)
+        return h * self.mean
+
+
+class Returns(nn.Module):
+    """Returns its weight beside its result."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a = nn.Linear(5, 8)
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return self.a(x).sum(), self.a.weight
+
+
+@pytest.mark.parametrize("make", [called_with_hooks, trained_with_hooks, Follows])
+def test_hooks_run_once_and_buffers_change_as_in_the_plain_model(make: Callable[[], nn.Module]) -> None:
+    same_after_backward(*both(make))
+
+
+def test_hooks_that_come_after_apply_run_around_the_planned_call() -> None:
+    plain, parallel = both(called_with_hooks)
+    for model in (plain, parallel):
+        model.register_forward_hook(lambda _, given, out: out + 7)
+    same_after_backward(plain, parallel)
+
+
+@pytest.mark.parametrize("make", [called_with_hooks, trained_with_hooks, Follows, Returns])
+def test_check_sees_hooks_buffers_and_returned_weights(make: Callable[[], nn.Module]) -> None:
+    torch.manual_seed(0)
+    assert mw.check(make(), (X.float(),), mesh="2", accumulate=2).equal
+
+
+def test_check_finds_a_hook_that_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("meshwright.planner.checking.check.has_hooks", lambda tensor: False)
+    assert not mw.check(trained_with_hooks(), (X.float(),), mesh="2").equal
+
+
+def test_a_pipeline_refuses_hooks_on_parameters_by_name() -> None:
+    with pytest.raises(mw.RequestError, match="one on 0.weight"):
+        mw.check(trained_with_hooks(), (X.float(),), mesh="1", pipeline=2, microbatches=2)
