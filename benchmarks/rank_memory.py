@@ -156,6 +156,7 @@ def _train(call: Callable[..., Any], parallel: nn.Module, made: tuple, plan: Pla
         for tensor in (*held, *tree_leaves((args, kwargs))):
             if isinstance(tensor, torch.Tensor):
                 tensor.grad = None
+        del outputs, ends  # a step's outputs are not held during the next one
 
 
 def _counted(
