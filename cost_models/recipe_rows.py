@@ -157,6 +157,7 @@ def _degrees(row: Mapping[str, str], assumed: list[str]) -> tuple[int, int, int,
     known = (tp or 1) * (pp or 1) * (cp or 1)
     if tp is None or pp is None:
         left, rest = divmod(devices, known * (dp or 1))
+        left = max(1, left)  # fewer devices than degrees: refused below
         alone = not rest and (left == 1 or (dp is not None and (tp is None) != (pp is None)))
         replicas = re.search(r"fsdp(?!=0)|ddp|shard|zero|data.parallel", _notes(row)) and (tp or 1) * (pp or 1) == 1
         if not alone and not replicas and devices > 1:

@@ -176,6 +176,8 @@ def test_degrees_left_blank_follow_from_the_others() -> None:
     assert priced.kind == "dense tp+pp" and priced.published_s == pytest.approx(5.0)
     (refused,) = reprice([{**row, "dp": ""}]).refused
     assert "degrees" in refused.reason
+    (refused,) = reprice([{**row, "n_gpus": "1", "tp": "", "pp": "1", "dp": "8"}]).refused
+    assert "must be the 1 devices" in refused.reason
 
 
 def test_settings_left_open_are_those_that_their_authors_would_have_chosen() -> None:
