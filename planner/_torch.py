@@ -15,7 +15,7 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import _dump_fr_trace_json  # type: ignore[attr-defined]
 from torch._ops import OpOverload
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.distributed_c10d import _abort_process_group
+from torch.distributed.distributed_c10d import _abort_process_group, _world
 from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.distributed.tensor._collective_utils import MeshTopoInfo
 from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
@@ -30,6 +30,7 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 
 __all__ = [
     "abort_communicators",
+    "count_groups_anew",
     "dtensor_rules",
     "export_dim",
     "forget_meshes",
@@ -64,6 +65,13 @@ def abort_communicators() -> None:
     """Let NCCL's collectives on all groups fail now; gloo has nothing of the kind."""
     if dist.is_initialized() and dist.get_backend() == "nccl":
         _abort_process_group()
+
+
+def count_groups_anew() -> None:
+    """Give the next process group the name that it has on processes that have made none: groups go by a count, which
+    one that could not be made has raised, and which only the end of a default group that was made sets back."""
+    if not dist.is_initialized():
+        _world.group_count = 0
 
 
 def forget_meshes() -> None:

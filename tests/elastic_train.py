@@ -24,7 +24,7 @@ from torch.distributed.tensor._utils import compute_local_shape_and_global_offse
 
 import meshwright as mw
 from meshwright.passes import stage_executor
-from meshwright.planner.training import checkpoints, regroup
+from meshwright.planner.training import checkpoints, pace, regroup
 from meshwright.specs.load import load_spec
 
 SAMPLES, SIZE, EPOCHS = 22, 6, 3
@@ -162,6 +162,8 @@ def faulty(job_faults: Faults) -> None:
 def main(options: dict[str, Any]) -> None:
     global job
     faulty(faults)
+    if "rarely" in options:
+        pace._RARELY = options["rarely"]
     if "chunk_bytes" in options:
         regroup.transfer = functools.partial(regroup.transfer, chunk_bytes=options["chunk_bytes"])
     plain, spec, size = options.get("plain", False), options.get("spec"), options.get("size", SIZE)

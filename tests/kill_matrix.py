@@ -37,7 +37,7 @@ MESHES = {"8": "4x2", "7": "7x1", "6": "3x2", "5": "5x1", "4": "2x2", "3": "3x1"
 
 
 def cases(processes: int) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Name and run of each case; processes are killed in step 2, others in the steps after it."""
+    """Name and run of each case; processes are killed in one of the first steps, others in those after it."""
     base = {**elastic_checks.SHARDED, "nproc": processes, "meshes": MESHES}
 
     def kill(who: int, at: str, step: int = 2, **more: Any) -> dict[str, Any]:
@@ -46,7 +46,9 @@ def cases(processes: int) -> Iterator[tuple[str, dict[str, Any]]]:
     for who in range(processes):
         for name, at in PLACES.items():
             saving = {"every": 2} if at == "save" else {}
-            yield f"{name}: {who}", {**base, **saving, "faults": [kill(who, at, 3 if at == "save" else 2)]}
+            # The step in which the others wait must not be one whose smaller batch they first have to capture.
+            step = {"save": 3, "optimizer": 1, "after": 1}.get(at, 2)
+            yield f"{name}: {who}", {**base, **saving, "faults": [kill(who, at, step)]}
         for phase in PHASES:
             first = kill(who + 1, "backward")
             yield f"in a recovery ({phase}): {who}", {**base, "faults": [first, {"who": who, "epoch": 2, "at": phase}]}
@@ -54,7 +56,7 @@ def cases(processes: int) -> Iterator[tuple[str, dict[str, Any]]]:
         yield f"SIGSTOP: {who}", {**base, "limits": limits, "faults": [kill(who, "backward", how="stop")]}
         both = [kill(who, "forward"), kill(who + 1, "forward")]
         yield f"two at once: {who}", {**base, "faults": both}
-        down = [kill(who + at, ("forward", "backward", "optimizer")[at % 3], 2 + at) for at in range(processes - 1)]
+        down = [kill(who + at, ("forward", "backward", "gate")[at % 3], 2 + at) for at in range(processes - 1)]
         yield f"in turn down to one: from {who}", {**base, "faults": down}
         again = {"pause_s": 0.3, "limits": {"respawn": 1}}
         yield f"comes back: {who}", {**base, **again, "faults": [kill(who, "backward")]}

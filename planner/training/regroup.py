@@ -123,6 +123,8 @@ class Regroup:
                 self.watch.tell("note", f"a checkpoint could not be written: {failed}")
         if dist.is_initialized():
             dist.destroy_process_group()
+        # The loss of a process may have cut the making of a group.
+        _torch.count_groups_anew()
         self.watch.fence.forget()
 
     def _join(self, what: str, members: tuple[int, ...]) -> None:

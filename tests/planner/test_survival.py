@@ -6,6 +6,7 @@ import socket
 import threading
 from collections import Counter
 from collections.abc import Iterator
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
@@ -18,6 +19,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 import meshwright as mw
 from meshwright.cli import run
 from meshwright.passes.holdings import Kind, as_dtensor
+from meshwright.planner import _torch
 from meshwright.planner.apply import device_mesh_for
 from meshwright.planner.training.checkpoints import Checkpoints, newest
 from meshwright.planner.training.epochs import Beat, Event, event_at, post
@@ -153,6 +155,23 @@ def test_events_are_read_in_order_and_not_before_they_are_there() -> None:
     store.add("events", 1)  # by one that ended before it said more
     post(store, Event(kind="ready", who=3))
     assert event_at(store, 1) is None and event_at(store, 2) == Event(kind="ready", who=3)
+
+
+def test_a_group_that_could_not_be_made_leaves_no_trace_in_names() -> None:
+    broken = dist.PrefixStore("lost", dist.HashStore())
+    names = []
+    for reset in (False, True):
+        # Nobody else comes: its rank 1 is lost.
+        with pytest.raises(RuntimeError):
+            dist.init_process_group("gloo", store=broken, rank=0, world_size=2, timeout=timedelta(milliseconds=50))
+        assert not dist.is_initialized()
+        if reset:
+            _torch.count_groups_anew()
+        dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=1)
+        names.append(dist.group.WORLD.group_name)  # type: ignore[union-attr]
+        dist.destroy_process_group()
+    # The trap: processes that failed to make a group call the next one by another name than those that did not.
+    assert names == ["1", "0"]
 
 
 @pytest.fixture

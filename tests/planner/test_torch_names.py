@@ -17,6 +17,7 @@ NAMES = [
     "torch._ops.OpOverload",
     "torch.distributed.device_mesh.DeviceMesh",
     "torch.distributed.distributed_c10d._abort_process_group",
+    "torch.distributed.distributed_c10d._world.group_count",
     "torch.distributed.tensor.DTensor._op_dispatcher.sharding_propagator._propagate_tensor_meta_cached.cache_clear",
     "torch.distributed.tensor._collective_utils.MeshTopoInfo.build_from_mesh.cache_clear",
     "torch.distributed.tensor._redistribute._gen_transform_infos.cache_clear",
