@@ -65,8 +65,8 @@ def line(name: str, profile: LayerProfile, ranks: int, microbatches: int, second
 
 
 def summary(text: str) -> str:
-    """Gaps and speed-ups of the rows of a table, by ranks and in all, and the rows furthest from their bound; of rows of
-    one case the fastest counts.
+    """Gaps and speed-ups of the rows of a table, by ranks and in all, and the rows furthest from their bound; of rows
+    of one case the fastest counts.
     """
     best: dict[tuple[str, ...], list[str]] = {}
     for row in text.splitlines():
