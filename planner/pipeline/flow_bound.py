@@ -23,7 +23,7 @@ from .profiles import LayerProfile
 __all__ = ["flow_bound"]
 
 # Moments of the first deadlines and of the last ones, which take longer and prove more.
-_MOMENTS = ((60, 0.16, 0.004), (150, 0.02, 0.002))
+_MOMENTS = ((60, 0.16, 0.002), (150, 0.01, 0.001))
 _INFEASIBLE = 2
 
 
@@ -224,6 +224,14 @@ def _along(
     program.add([(side, each) for side in sides], from_begin)
     to_end = chains.passed(1, kind, upwards=True, spans=deadline - times[:, None] - every * first[1]).sum(axis=1)
     program.add([(side + 1, -each) for side in sides], to_end - microbatches * number)
+    # The last unit's rank can do so many of its F and I by then, and must have that many behind it.
+    through = (every + 1) * float(chains.last[0] + chains.last[1])
+    since_first = times[:, None] - chains.time[0].sum() - through
+    back = chains.passed(1, kind, upwards=False, spans=since_first).sum(axis=1)
+    program.add([(side + 1, each) for side in sides], back)
+    until_last = deadline - times[:, None] - chains.time[1].sum() - through
+    forth = chains.passed(0, kind, upwards=False, spans=until_last).sum(axis=1)
+    program.add([(side, -each) for side in sides], forth - microbatches * number)
     # Of the last unit's forwards begun between two moments, the later one counts; of its input gradients the earlier.
     ahead = times[None, 1:] - times[:, None]
     needed = number - chains.passed(0, kind, upwards=False, spans=np.maximum(ahead, 0.0)) * (ahead > 0)
