@@ -26,13 +26,14 @@ __all__ = ["tune_profile"]
 
 _ZOO = ("1f1b", "interleaved:2", "interleaved:4", "zb-h1", "zb-h2", "zb-v", "v-half", "v-min", "dualpipev")
 # Shares of the time: rules of all drafts; of the rest, orders of their own instead of plans, more where moves are
-# cheap, and the actions for which they get half of that more.
-_SAMPLED, _POLISHED, _POLISHED_MORE, _POLISH_ACTIONS = 0.1, 0.1, 0.4, 1500
+# cheap, and the actions for which they get half of that more. Under a memory limit lists do worse and orders get more.
+_SAMPLED, _POLISHED, _POLISH_MORE, _POLISH_ACTIONS = 0.1, 0.1, (0.1, 0.4), (500, 1500)
 # Rounds: how many drafts go on (0: as many as the time allows), share of the time, temperatures of plans, as a share of
-# the bound, and of orders, as a share of the step time.
-_ROUNDS = ((0, 0.3, 0.004, 0.006), (8, 0.2, 0.003, 0.006), (3, 0.2, 0.003, 0.006), (1, 0.2, 0.0015, 0.003))
+# the bound, and of orders, as a share of the step time. Under a memory limit rules alone do not tell drafts apart.
+_ROUNDS = ((8, 0.4, 0.004, 0.006), (3, 0.25, 0.003, 0.008), (1, 0.15, 0.0015, 0.006), (1, 0.1, 0.0015, 0.003))
+_ROUNDS_LIMITED = ((0, 0.2, 0.004, 0.006), (6, 0.25, 0.003, 0.006), (2, 0.25, 0.003, 0.006), (1, 0.2, 0.0015, 0.003))
 # Moves that a draft needs, and what one takes per action.
-_FIRST_MOVES, _MOVE_S, _FEWEST_DRAFTS, _KEPT = 300, 5e-8, 6, 24
+_FIRST_MOVES, _MOVE_S, _FEWEST_DRAFTS, _KEPT = 1000, 5e-8, 4, 24
 _MEAN_WEIGHT, _STAGE_SHARE = 0.2, 0.4
 
 
@@ -196,7 +197,7 @@ def _search(problem: _Problem, clock: Clock) -> tuple[Orders, list[tuple[float, 
     budget = max(0.0, clock.left_s)
     pool = _sampled(problem, clock, clock.left_s - _SAMPLED * budget, best)
     polished = _polish_share(problem)
-    for round_, (keep, part, heat, polish_heat) in enumerate(_ROUNDS):
+    for round_, (keep, part, heat, polish_heat) in enumerate(_ROUNDS_LIMITED if problem.limited else _ROUNDS):
         pool = _distinct(pool)[: keep or _first_round(problem, part * budget)]
         until = clock.left_s - part * budget
         for index, draft in enumerate(list(pool)):
@@ -218,7 +219,8 @@ def _search(problem: _Problem, clock: Clock) -> tuple[Orders, list[tuple[float, 
 def _polish_share(problem: _Problem) -> float:
     """Which share of the time goes to orders of their own."""
     actions = 6 * problem.ranks * problem.microbatches
-    return _POLISHED + _POLISHED_MORE * _POLISH_ACTIONS / (_POLISH_ACTIONS + actions)
+    more, few = _POLISH_MORE[problem.limited], _POLISH_ACTIONS[problem.limited]
+    return _POLISHED + more * few / (few + actions)
 
 
 def _first_round(problem: _Problem, seconds: float) -> int:
