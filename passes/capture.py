@@ -34,7 +34,7 @@ from .operators import as_plain_ops
 from .recompute import Recompute
 from .recompute import recompute as repeat
 from .regions import Region, attach_regions, kept_regions
-from .trees import Tree, flatten, flatten_call
+from .trees import Tree, flatten_call, flatten_output
 
 __all__ = ["Trace", "capture"]
 
@@ -193,7 +193,7 @@ class _Entry(nn.Module):
             if self.loss is not None:
                 out = self.loss(out)
         self._keep_reassigned(flat)
-        tensors, tree = flatten(out, what="output")
+        tensors, tree = flatten_output(out)
         self.outputs = guarded(tree, branches.guards)
         # What is given is a copy: outputs may be views of each other or of an input (a plain clone leaves the graph).
         return (*(tensor.clone() for tensor in tensors), *branches.conditions)
@@ -396,7 +396,9 @@ def _read_outputs(
             mutations[source.name] = node
         elif kind is _torch.GradAOTOutput:
             if node is not None:
-                grads[entry.sources[desc.grad_of.idx].name] = node
+                name = entry.sources[desc.grad_of.idx].name
+                _refuse_sparse_gradient(node, name)
+                grads[name] = node
         elif "Token" in kind.__name__:
             raise CaptureError(
                 "'model' must not use ops with side effects, such as prints of values; keep them outside of the model"
@@ -407,6 +409,15 @@ def _read_outputs(
                 "return a copy of the tensor instead of a view of an input"
             )
     return outputs, grads, mutations
+
+
+def _refuse_sparse_gradient(node: fx.Node, name: str) -> None:
+    value = node.meta.get("val")
+    if isinstance(value, torch.Tensor) and value.layout != torch.strided:
+        raise CaptureError(
+            f"'model' must have dense gradients, got a {str(value.layout).removeprefix('torch.')} one of {name}; make "
+            "the embedding that reads it with sparse=False"
+        )
 
 
 def _refuse_mutated_parameter(source: Source) -> None:

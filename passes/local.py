@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from ..plans.errors import ReplayError
+from ..plans.errors import MeshwrightError, ReplayError
 from ..plans.layouts import REPLICATE, Layout, local_shape
 from ..plans.marks import LATE
 from ..plans.meshes import Mesh
@@ -24,7 +24,7 @@ from .canonical import VIEWS
 from .collectives import Emitter
 from .graph import Captured, argument, arguments, tensor_args, values_of
 from .keeping import is_keep
-from .lowerings import LOWERINGS
+from .lowerings import LOWERINGS, Lowering
 from .naming import op_name
 
 __all__ = ["PASSED", "LocalProgram", "Lookup", "gathering", "local_op", "localize", "reduction", "shaped"]
@@ -111,7 +111,7 @@ def reduction(captured: Captured, lookup: Lookup, program: LocalProgram, emitter
         assert value is not None
         at = emitter.graph.placeholder(f"late_{len(ends)}")
         emitter.origin = (f"{name}::gradient", "move")
-        for text in lookup(f"{name}::gradient").inputs[0].steps:
+        for text in _only_input(lookup, f"{name}::gradient").steps:
             step = parse_step(text)
             after = emitter.after(step, layout)
             at, layout = emitter.step(step, at, layout, value), after
@@ -130,7 +130,7 @@ def gathering(captured: Captured, lookup: Lookup, program: LocalProgram, emitter
         assert layout is not None and value is not None
         at = emitter.graph.placeholder(f"held_{len(ends)}")
         emitter.origin = (name, "gather")
-        for text in lookup(name).inputs[0].steps:
+        for text in _only_input(lookup, name).steps:
             step = parse_step(text)
             after = emitter.after(step, layout)
             at, layout = emitter.step(step, at, layout, value), after
@@ -276,14 +276,25 @@ class _Localizer:
         if is_keep(node):
             self.local[node] = args[0]
         elif plan.rule:
-            self.local[node] = LOWERINGS[plan.rule.partition(":")[0]](
-                self.emitter, node, args, kwargs, ins, plan.outputs
-            )
+            self.local[node] = self._lowered(node, args, kwargs, ins, plan)
         else:
             self.local[node] = local_op(self.emitter, node, args, kwargs, plan.outputs)
         for index, layout in enumerate(plan.outputs):
             if layout is not None:
                 self.layouts[node, index] = layout
+
+    def _lowered(self, node: fx.Node, args: tuple, kwargs: dict[str, Any], ins: list, plan: Node) -> fx.Node:
+        """`node` run by the rule of its entry, which may be one for another op: a plan file says anything."""
+        lowering = _lowering(plan.rule, plan.name)
+        try:
+            return lowering(self.emitter, node, args, kwargs, ins, plan.outputs)
+        except (AssertionError, AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
+            if isinstance(error, MeshwrightError):
+                raise
+            raise ReplayError(
+                f"'plan' must give {plan.name} a 'rule' that {plan.op} can run by, got {plan.rule[:60]!r} for layouts "
+                f"{[list(layout or ()) for layout in plan.outputs]}; plan again"
+            ) from error
 
     def _moved(self, node: fx.Node, edge: Edge, backward: bool, reader: str) -> fx.Node:
         """`node` brought to the layout of `edge` by its steps; common beginnings of ways are walked once per phase."""
@@ -312,7 +323,27 @@ class _Localizer:
     def _result(self, node: fx.Node, name: str) -> fx.Node:
         if name.endswith("::gradient") and name.removesuffix("::gradient") in self.late:
             return self.local[node]
-        return self._moved(node, self.lookup(name).inputs[0], name.endswith("gradient"), name)
+        return self._moved(node, _only_input(self.lookup, name), name.endswith("gradient"), name)
+
+
+def _only_input(lookup: Lookup, name: str) -> Edge:
+    """What the entry `name` of a result reads: the value that is given out."""
+    inputs = lookup(name).inputs
+    if len(inputs) != 1:
+        raise ReplayError(
+            f"'plan' must give {name} one input, the value that it is, got {len(inputs)} in its 'inputs'; plan again"
+        )
+    return inputs[0]
+
+
+def _lowering(rule: str, name: str) -> Lowering:
+    """The local program that the entry `name` asks for by its rule."""
+    kind = rule.partition(":")[0]
+    if kind not in LOWERINGS:
+        raise ReplayError(
+            f"'plan' must give {name} a 'rule' of {', '.join(sorted(LOWERINGS))} or none, got {rule[:60]!r}; plan again"
+        )
+    return LOWERINGS[kind]
 
 
 def local_op(

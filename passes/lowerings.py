@@ -26,7 +26,7 @@ from .graph import tensor_args, value_of, values_of
 from .naming import op_name
 from .regions import Region
 
-__all__ = ["LOWERINGS"]
+__all__ = ["LOWERINGS", "Lowering"]
 
 aten = torch.ops.aten
 Lowering = Callable[[Emitter, fx.Node, Any, Any, Sequence["Layout | None"], Sequence["Layout | None"]], fx.Node]

@@ -9,7 +9,6 @@ the mesh of this pipeline rank; all others are absent, so that optimizers and di
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -28,7 +27,7 @@ from .graph import Captured, value_of
 from .hooks import refuse_hooks
 from .microbatches import microbatches, splits, weights
 from .peers import Peers, check_separable
-from .placing import held_by, local_of, of_first_rank, on_meta, placed_on, placements_of, put, tensors_of
+from .placing import copied, held_by, local_of, of_first_rank, on_meta, placed_on, placements_of, put, tensors_of
 from .recapture import Recapture
 from .simulate import piece
 from .stage_executor import Executor
@@ -343,7 +342,7 @@ def _with_pieces(model: nn.Module, pieces: dict[int, Any], *, in_place: bool) ->
         put(model, pieces)
         return model
     stand_ins = {key: torch.empty(0) for key, tensor in pieces.items() if tensor is None}
-    parallel = copy.deepcopy(model, {**pieces, **stand_ins})
+    parallel = copied(model, {**pieces, **stand_ins})
     put(parallel, {id(stand_in): None for stand_in in stand_ins.values()})
     return parallel
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -17,7 +18,17 @@ from .graph import Captured
 from .hooks import carry_hooks
 from .simulate import piece
 
-__all__ = ["held_by", "local_of", "of_first_rank", "on_meta", "placed_on", "placements_of", "put", "tensors_of"]
+__all__ = [
+    "copied",
+    "held_by",
+    "local_of",
+    "of_first_rank",
+    "on_meta",
+    "placed_on",
+    "placements_of",
+    "put",
+    "tensors_of",
+]
 
 
 def placements_of(layout: Layout) -> tuple[Placement, ...]:
@@ -48,7 +59,16 @@ def local_of(tensor: torch.Tensor) -> torch.Tensor:
 def on_meta(model: nn.Module, *, buffers: bool = True) -> nn.Module:
     """A copy of `model` without values; with those of its buffers where `buffers` is False."""
     tensors = (*model.parameters(), *(model.buffers() if buffers else ()))
-    return copy.deepcopy(model, {id(tensor): _on_meta(tensor) for tensor in tensors})
+    return copied(model, {id(tensor): _on_meta(tensor) for tensor in tensors})
+
+
+def copied(value: Any, memo: Mapping[int, Any], model: nn.Module | None = None) -> Any:
+    """A deep copy of `value`, which is `model` or holds it, with what `memo` gives for objects by id. Tensors that a
+    module keeps beside its parameters and makes of them, as torch.nn.utils.weight_norm does, are copied by value: the
+    next forward makes them anew."""
+    held = (model or value).modules()
+    made = [t for module in held for t in vars(module).values() if isinstance(t, torch.Tensor) and not t.is_leaf]
+    return copy.deepcopy(value, {**{id(t): t.detach().clone() for t in made}, **memo})
 
 
 def _on_meta(tensor: torch.Tensor) -> torch.Tensor:

@@ -9,7 +9,6 @@ the tensors it returns; a DTensor is taken as it lies."""
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
@@ -30,7 +29,7 @@ from .hooks import drop_call_hooks
 from .local import localize
 from .lookup import PlanLookup
 from .peers import Peers, check_separable
-from .placing import held_by, local_of, of_first_rank, on_meta, placed_on, placements_of, put, tensors_of
+from .placing import copied, held_by, local_of, of_first_rank, on_meta, placed_on, placements_of, put, tensors_of
 from .recapture import Recapture
 from .simulate import piece
 from .split import Halves, split
@@ -293,7 +292,7 @@ def parallelize(
         put(model, pieces)
         parallel = model
     else:
-        parallel = copy.deepcopy(model, dict(pieces))
+        parallel = copied(model, pieces)
     cls = type(parallel)
     parallel.__class__ = type(
         cls.__name__, (Parallel, cls), {"__module__": cls.__module__, "__qualname__": cls.__qualname__}

@@ -12,7 +12,7 @@ import torch
 from ..plans.errors import CaptureError
 from . import _torch
 
-__all__ = ["Tree", "flatten", "flatten_call"]
+__all__ = ["Tree", "flatten", "flatten_call", "flatten_output"]
 
 # What a container holds, by key, and how to make one like it.
 _Opened = tuple[list[tuple[Any, Any]], Callable[[list[Any]], Any]]
@@ -45,6 +45,18 @@ def flatten_call(args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[list[t
     names = tuple(heads[name[:7]] + name[7:] for name in tree.names)
     constants = tuple((heads[name[:7]] + name[7:], value) for name, value in tree.constants)
     return tensors, dataclasses.replace(tree, names=names, constants=constants)
+
+
+def flatten_output(value: Any) -> tuple[list[torch.Tensor], Tree]:
+    """Tensors and Tree of what a model returns. CaptureError where there is no tensor in it: nothing could be trained
+    by it."""
+    tensors, tree = flatten(value, what="output")
+    if not tensors:
+        raise CaptureError(
+            f"'model' must return a tensor, got {type(value).__name__} without one; return what the loss is made of, "
+            "or the loss"
+        )
+    return tensors, tree
 
 
 def _visit(value: Any, path: str, what: str, tensors: list, names: list, constants: list) -> Callable[[Any], Any]:

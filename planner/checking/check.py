@@ -6,7 +6,6 @@ rank; losses, outputs, gradients, buffers, mutated inputs and updated parameters
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -19,9 +18,10 @@ from ...passes.graph import Captured, values_of
 from ...passes.hooks import carry_all, carry_hooks, has_hooks
 from ...passes.local import localize
 from ...passes.lookup import PlanLookup
+from ...passes.placing import copied
 from ...passes.simulate import assemble, piece, run_ranks
 from ...passes.split import Halves, split
-from ...passes.trees import flatten, flatten_call
+from ...passes.trees import flatten, flatten_call, flatten_output
 from ...plans.layouts import Layout
 from ...plans.plan import Plan
 
@@ -81,7 +81,7 @@ class Record:
 
     def put_outputs(self, out: Any, step: int) -> None:
         """Remember the tensors of an output: a loss may not tell a permuted output from the right one."""
-        for index, tensor in enumerate(flatten(out, what="output")[0]):
+        for index, tensor in enumerate(flatten_output(out)[0]):
             self.put("output", f"{index} step {step}", tensor)
 
 
@@ -109,7 +109,7 @@ def in_float64(
 ) -> tuple[nn.Module, tuple, dict[str, Any]]:
     """A copy of a model and its inputs with float64 for float32, where the model is float32 throughout."""
     held = [t for t in (*model.parameters(), *model.buffers()) if t.is_floating_point() or t.is_complex()]
-    wide, given = copy.deepcopy((model, (tuple(args), dict(kwargs))))
+    wide, given = copied((model, (tuple(args), dict(kwargs))), {}, model)
     carry_all(model, wide)
     if any(t.dtype != torch.float32 for t in held):
         return wide, *given
@@ -129,9 +129,8 @@ def train(
     accumulate: int = 1,
 ) -> Record:
     """Train a copy of `model` for some AdamW steps in this process and record everything that a check compares."""
-    trained = copy.deepcopy(model)
+    trained, inputs = copied((model, (tuple(args), dict(kwargs))), {}, model)
     carry_all(model, trained)
-    inputs = copy.deepcopy((tuple(args), dict(kwargs)))
     return train_in_place(trained, inputs, loss, steps=steps, seed=seed, accumulate=accumulate)
 
 
@@ -152,7 +151,9 @@ def train_in_place(
             out = model(*inputs[0], **inputs[1])
             record.put_outputs(out, step)
             values.append(loss(out))
-            values[-1].backward()
+            # A model without anything to train, or that trains nothing by this loss, is only run forward.
+            if values[-1].requires_grad:
+                values[-1].backward()
         return values
 
     return _train(model, inputs, passes, steps=steps, seed=seed)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import random as randomness
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -10,6 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from ...passes.capture import capture
 from ...passes.graph import Captured
 from ...passes.lookup import PlanLookup
 from ...passes.naming import op_name
@@ -182,11 +184,16 @@ def usual_cluster(mesh: Mesh) -> Cluster:
 def _reference(given: _Given, loss: LossFunction, run: dict[str, int]) -> tuple[_Given, Record]:
     """The model in the widest precision it runs in, and what one process computes with it."""
     model, args, kwargs = in_float64(given.model, given.args, given.kwargs)
-    try:
+    with contextlib.suppress(RuntimeError):
         return _Given(model=model, args=args, kwargs=kwargs), train(model, args, kwargs, loss, **run)
-    except RuntimeError:
-        # Some kernels have no float64: the model is checked as it is.
+    # Some kernels have no float64: the model is checked as it is.
+    try:
         return given, train(given.model, given.args, given.kwargs, loss, **run)
+    except RuntimeError as error:
+        capture(given.model, given.args, given.kwargs)  # names what in the model is refused, where that is the reason
+        raise RequestError(
+            f"'model' must train in one process to be checked, got {type(error).__name__}: {error}"
+        ) from error
 
 
 def _plans(given: _Given, plan: Plan | None, count: int, seed: int, options: dict[str, Any]) -> Iterator[Plan]:

@@ -118,15 +118,24 @@ def _rank(
         rounds_to=1 if cpu else _CUDA_BYTES,
         compiled=plan.options.compiled,
     )
-    peaks = np.stack([m.peak for m in (*walked.forward, *walked.backward)])
-    last = (*walked.forward, *walked.backward)[-1].after
-    moments = np.vstack([peaks, last[None, :]])
+    steps = (*walked.forward, *walked.backward)
+    # A step without ops holds what it is given.
+    last = steps[-1].after if steps else _given(walked)
+    moments = np.vstack([*(m.peak for m in steps), last])
     for run in blocks.cut:
         moments = moments + (run.count - CAPTURED) * _per_block(walked, blocks, run)
     state, scratch = _optimizer(captured, walked, blocks, optimizer, cpu)
     moments[:, _OPTIMIZER] += state
     moments[-1, _OTHER] += scratch
-    return [*(m.origin for m in (*walked.forward, *walked.backward)), ""], moments
+    return [*(m.origin for m in steps), ""], moments
+
+
+def _given(walked: Footprint) -> np.ndarray:
+    """Bytes by part of the sources alone."""
+    found = np.zeros(len(PARTS), dtype=np.int64)
+    for name, size in walked.sources.items():
+        found[_PARAMETERS if name in walked.parameters else _OTHER] += size
+    return found
 
 
 def _per_block(walked: Footprint, blocks: Blocks, run: Run) -> np.ndarray:
