@@ -31,9 +31,9 @@ _SAMPLED, _POLISHED, _POLISH_MORE, _POLISH_ACTIONS = 0.1, 0.1, (0.1, 0.4), (500,
 # Rounds: how many drafts go on (0: as many as the time allows), share of the time, temperatures of plans, as a share of
 # the bound, and of orders, as a share of the step time. Under a memory limit rules alone do not tell drafts apart.
 _ROUNDS = ((8, 0.4, 0.004, 0.006), (3, 0.25, 0.003, 0.008), (1, 0.15, 0.0015, 0.006), (1, 0.1, 0.0015, 0.003))
-_ROUNDS_LIMITED = ((0, 0.2, 0.004, 0.006), (6, 0.25, 0.003, 0.006), (2, 0.25, 0.003, 0.006), (1, 0.2, 0.0015, 0.003))
+_ROUNDS_LIMITED = ((0, 0.3, 0.004, 0.006), (8, 0.2, 0.003, 0.006), (3, 0.2, 0.003, 0.006), (1, 0.2, 0.0015, 0.003))
 # Moves that a draft needs, and what one takes per action.
-_FIRST_MOVES, _MOVE_S, _FEWEST_DRAFTS, _KEPT = 1000, 5e-8, 4, 24
+_FIRST_MOVES, _MOVE_S, _FEWEST_DRAFTS, _KEPT = 300, 5e-8, 6, 24
 _MEAN_WEIGHT, _STAGE_SHARE = 0.2, 0.4
 
 
