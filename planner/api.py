@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import os
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, Literal
@@ -226,7 +227,8 @@ def plan_draft(
     modes: Sequence[Recompute] = ("pointwise", "block") if recompute == "auto" else (recompute,)
     traces = traces or Traces(model, args, kwargs or {}, request.get("loss"))
     best: tuple[Draft, Solution] | None = None
-    for mode in modes:
+    searched = 0.0
+    for index, mode in enumerate(modes):
         last = mode == modes[-1]
         try:
             prepared = draft(
@@ -240,14 +242,19 @@ def plan_draft(
         solution = None if store is None else store.find(key, prepared)
         if solution is None:
             start = None if warm is None else choices_from(warm, prepared)
+            # The limit is for all modes: what one leaves is for the next.
+            left = max(1.0, (time_limit_s - searched) / (len(modes) - index))
+            began = time.perf_counter()
             try:
                 solution = solve_within(
-                    prepared, time_limit_s=time_limit_s, gap=gap, solver=solver, on_progress=on_progress, warm=start
+                    prepared, time_limit_s=left, gap=gap, solver=solver, on_progress=on_progress, warm=start
                 )
             except Infeasible:
                 if last and best is None:
                     raise
                 continue
+            finally:
+                searched += time.perf_counter() - began
             if store is not None:
                 store.keep(key, solution)
         if best is None or solution.objective_s < best[1].objective_s:

@@ -28,10 +28,10 @@ def blocks(path: Path, language: str) -> list[str]:
     return [body for mark, body in CODE.findall(path.read_text(encoding="utf-8")) if mark == language]
 
 
-def tour() -> list[tuple[str, list[str]]]:
-    """Commands and the output shown for each, in order: later commands read files of earlier ones."""
+def tour(path: Path) -> list[tuple[str, list[str]]]:
+    """Commands of a page and the output shown for each, in order: later commands read files of earlier ones."""
     found: list[tuple[str, list[str]]] = []
-    for line in (line for body in blocks(ROOT / "README.md", "console") for line in body.splitlines()):
+    for line in (line for body in blocks(path, "console") for line in body.splitlines()):
         if line.startswith("$ "):
             found.append((line.removeprefix("$ "), []))
         elif line != "...":
@@ -59,17 +59,28 @@ def run(words: list[str], folder: Path, limit_s: int = 300) -> subprocess.Comple
     )
 
 
-def test_the_readmes_tour_runs(tmp_path: Path) -> None:
-    found = tour()
-    assert {shlex.split(command)[1] for command, _ in found} == {"plan", "show", "check", "replay", "diff", "doctor"}
-    for command, shown in found:
+def follow(path: Path, folder: Path) -> None:
+    """Run a page's commands in `folder`: each says what the page shows."""
+    for command, shown in tour(path):
         program, *words = shlex.split(command)
         assert program == "meshwright"
-        done = run(["-m", "meshwright", *words], tmp_path)
+        done = run(["-m", "meshwright", *words], folder)
         assert done.returncode == 0, f"{command}\n{done.stderr}"
         said = masked(done.stdout)
-        missing = [line for line in shown if masked(line)[0] not in said]
-        assert not missing, f"{command} does not say what the README shows: {missing}"
+        missing = [line for line in shown if line and masked(line)[0] not in said]
+        assert not missing, f"{command} does not say what {name_of(path)} shows: {missing}"
+
+
+def test_the_readmes_tour_runs(tmp_path: Path) -> None:
+    asked = {shlex.split(command)[1] for command, _ in tour(ROOT / "README.md")}
+    assert asked == {"plan", "show", "check", "replay", "diff", "doctor"}
+    follow(ROOT / "README.md", tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("path", [path for path in PAGES if path.parent.name == "docs" and tour(path)], ids=name_of)
+def test_the_commands_of_a_page_say_what_it_shows(path: Path, tmp_path: Path) -> None:
+    follow(path, tmp_path)
 
 
 @pytest.mark.parametrize("path", PAGES, ids=name_of)
