@@ -24,6 +24,7 @@ from torch.utils.checkpoint import set_checkpoint_early_stop
 
 from ..plans.errors import CaptureError, MeshwrightError
 from . import _torch
+from .attributes import Attribute, reading
 from .canonical import DECOMPOSED, canonicalize
 from .decompositions import DECOMPOSITIONS
 from .graph import Captured, Source, SourceKind, argument
@@ -80,9 +81,18 @@ class Trace:
         loss: Callable[[Any], torch.Tensor] | None = None,
     ) -> Trace:
         """The joint graph of `model`; arguments and errors as for `capture`."""
+        if "_meshwright" in vars(model):
+            raise CaptureError(
+                "'model' must be a plain one, got one that runs by a plan already; use the model that was given to "
+                "apply, or build it anew"
+            )
         with kept_regions() as regions:
             captured = _traced(model, tuple(args), dict(kwargs or {}), loss)
-            canonicalize(captured)
+            try:
+                canonicalize(captured)
+            except RuntimeError as error:
+                # What an op does not take is told by fake tensors only where it is written in other ops.
+                raise CaptureError(f"'model' must run on these inputs, got {type(error).__name__}: {error}") from error
             name_nodes(captured)
         attach_regions(captured.graph, regions)
         return cls(captured=captured, regions=tuple(regions))
@@ -134,6 +144,7 @@ class _Entry(nn.Module):
         self.inputs: Tree | None = None
         self.outputs: Tree | None = None
         self.path: list[str] = []
+        self.attributes: tuple[Attribute, ...] = ()
         self.loss: Callable[[Any], torch.Tensor] | None = None
         self.known = Knowing()
         self.branching = False
@@ -188,10 +199,12 @@ class _Entry(nn.Module):
         _torch.keep_saved_tensor_hooks()
         self._install(flat)
         branches = Branches(self.known, _internal)
-        with branches if self.branching else contextlib.nullcontext():
+        with branches if self.branching else contextlib.nullcontext(), reading(self.model) as reads:
             out = self.model(*args, **kwargs)
             if self.loss is not None:
                 out = self.loss(out)
+        reads.refuse_kept(flat)
+        self.attributes = reads.attributes()
         self._keep_reassigned(flat)
         tensors, tree = flatten_output(out)
         self.outputs = guarded(tree, branches.guards)
@@ -359,6 +372,7 @@ def _read(joint: fx.GraphModule, entry: _Entry) -> Captured:
         order=tuple(s.name for s in entry.sources),
         names={},
         backward=set(),
+        attributes=entry.attributes,
     )
 
 

@@ -10,6 +10,7 @@ import torch
 from torch import fx
 
 from . import _torch
+from .attributes import Attribute
 from .trees import Tree
 
 __all__ = [
@@ -51,6 +52,7 @@ class Captured:
     aliases    other names of a tied parameter or buffer, to the first name
     order      names of the sources by position in the captured call
     again      names of the forward nodes that the backward computes again
+    attributes plain attributes of modules that were read
     """
 
     module: fx.GraphModule
@@ -66,6 +68,7 @@ class Captured:
     names: dict[fx.Node, str]
     backward: set[fx.Node]
     again: frozenset[str] = frozenset()
+    attributes: tuple[Attribute, ...] = ()
 
     @property
     def graph(self) -> fx.Graph:

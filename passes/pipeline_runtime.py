@@ -9,7 +9,7 @@ the mesh of this pipeline rank; all others are absent, so that optimizers and di
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -22,6 +22,7 @@ from ..plans.actions import TimedAction
 from ..plans.errors import ReplayError, RequestError
 from ..plans.layouts import Layout
 from ..plans.plan import Plan
+from .attributes import Modules, check_attributes
 from .channels import Channels
 from .graph import Captured, value_of
 from .hooks import refuse_hooks
@@ -29,11 +30,12 @@ from .microbatches import microbatches, splits, weights
 from .peers import Peers, check_separable
 from .placing import copied, held_by, local_of, of_first_rank, on_meta, placed_on, placements_of, put, tensors_of
 from .recapture import Recapture
+from .signature import Signature, check_held, signature_of
 from .simulate import piece
 from .stage_executor import Executor
 from .stage_work import DRAWS, StageGraphs, StageWork, stage_graphs
 from .stages import StageProgram, cut_stages
-from .training_step import call_of, clip_by_norm, loss_of
+from .training_step import call_of, clip_by_norm, loss_of, refuse_whole
 from .trees import Tree, flatten_call
 
 __all__ = ["AXIS", "PipelineParallel", "parallelize_pipeline"]
@@ -78,6 +80,11 @@ class PipelineParallel(nn.Module):
         start = min((timed.start for row in rows for timed in row), default=0.0)
         return tuple(tuple(TimedAction(t.action, t.start - start, t.end - start) for t in row) for row in rows)
 
+    def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False) -> Any:
+        """As for any module, of DTensors; RequestError, which says what to call, where they are whole."""
+        refuse_whole(self, state_dict)
+        return super().load_state_dict(state_dict, strict=strict, assign=assign)
+
     @property
     def plan(self) -> Plan:
         """The plan that this model runs by."""
@@ -96,6 +103,7 @@ class _Program:
         self.loss = value_of(captured.outputs[0])  # type: ignore[arg-type]
         self.graded = {name for stage in stages for name in stage.captured.grads}
         self.names = captured.input_tree.names
+        self.attributes = captured.attributes
         self.graphs: dict[int, StageGraphs] = {
             index: stage_graphs(stage, plan, state.coordinate, state.groups, state.device)
             for index, stage in enumerate(stages)
@@ -150,13 +158,14 @@ class _State:
             processes=None if peers is None else tuple(device_mesh.mesh.flatten().tolist()),
         )
         self.executor = Executor(plan.pipeline.order, self.rank, self.channels)
-        self.programs: dict[tuple, _Program] = {}
+        self.programs: dict[Signature, _Program] = {}
+        self.modules = Modules()
         self.holders: dict[str, tuple[int, ...]] = {}
         self.sharing: dict[tuple[int, ...], Any] = {}
         self.first_held: list[str] = []
         self.timeline: list[TimedAction] = []
 
-    def add(self, captured: Captured, training: bool) -> _Program:
+    def add(self, captured: Captured, signature: Signature) -> _Program:
         """Keep the program of a capture."""
         program = _Program(captured, self)
         if self.peers is not None:
@@ -166,8 +175,7 @@ class _State:
                 "'microbatches' must leave each stage its parameters, got a batch of a size at which the model reads "
                 "them elsewhere; give one of another size"
             )
-        shapes = tuple((s.shape, s.dtype, s.requires_grad) for s in captured.sources.values() if s.kind == "input")
-        self.programs[captured.input_tree.names, captured.input_tree.constants, shapes, training] = program
+        self.programs[signature] = program
         return program
 
     def join(self, holders: dict[str, tuple[int, ...]]) -> None:
@@ -189,7 +197,8 @@ class _State:
             # Draws go by the number of the micro-batch in the step.
             seed += DRAWS * sum(one.share for one in peers.plan.portions[: peers.index])
         parts = microbatches(tensors, tree, count)
-        programs = [self._program(part, tree, model.training) for part in parts]
+        modules = self.modules.of(model)
+        programs = [self._program(part, tree, modules) for part in parts]
         shares = [of_batch * share for share in weights(tensors, count)]
         works = {stage: self._work(stage, programs, model, tree.names, parts, shares) for stage in programs[0].graphs}
         self.timeline = self.executor.run(works, seed)
@@ -198,14 +207,16 @@ class _State:
         loss = self._loss(programs[0], works, shares)
         return loss if peers is None else peers.total(loss)
 
-    def _program(self, part: Sequence[torch.Tensor], tree: Tree, training: bool) -> _Program:
+    def _program(self, part: Sequence[torch.Tensor], tree: Tree, modules: Mapping[str, nn.Module]) -> _Program:
         """The program for inputs of one micro-batch, captured first where their shapes are new."""
-        shapes = tuple((tuple(t.shape), t.dtype, t.requires_grad) for t in part)
-        known = self.programs.get((tree.names, tree.constants, shapes, training))
-        if known is not None:
-            return known
-        args, kwargs = tree.build(part)
-        return self.recapture(args, kwargs, training, lambda captured: self.add(captured, training))
+        key = Signature.of(tree, part, modules, self.device)
+        known = self.programs.get(key)
+        if known is None:
+            args, kwargs = tree.build(part)
+            first = next(iter(self.programs))
+            known = self.recapture(args, kwargs, key, first, lambda captured: self.add(captured, key))
+        check_attributes(modules, known.attributes)
+        return known
 
     def _work(
         self,
@@ -218,7 +229,10 @@ class _State:
     ) -> StageWork:
         graphs = [program.graphs[stage] for program in programs]
         sources = graphs[0].stage.captured.sources.values()
-        held = {s.name: local_of(held_by(model, s.name)).detach() for s in sources if s.kind in ("parameter", "buffer")}
+        taken = [s for s in sources if s.kind in ("parameter", "buffer")]
+        held = {
+            s.name: local_of(t).detach() for s, t in zip(taken, check_held(self.modules.of(model), taken), strict=True)
+        }
         held |= {s.name: held_by(model, s.name) for s in sources if s.kind == "constant"}
         given = [
             {
@@ -326,7 +340,7 @@ def parallelize_pipeline(
         )
     again = Recapture(skeleton=on_meta(model), plan=plan, loss=loss or loss_of, again=captured.again, sound=sound)
     state = _State(again, device_mesh, timeout_s, peers)
-    program = state.add(captured, model.training)
+    program = state.add(captured, signature_of(captured, model, state.device))
     state.join(program.holders(state.places))
     layouts = program.layouts()
     pieces: dict[int, Any] = {}

@@ -9,10 +9,11 @@ from typing import Any
 import torch
 from torch import nn
 
-from ..plans.errors import ReplayError, RequestError
+from ..plans.errors import CaptureError, ReplayError, RequestError
 from ..plans.plan import Plan
 from .capture import capture
 from .graph import Captured
+from .signature import Signature
 
 __all__ = ["Recapture"]
 
@@ -28,17 +29,21 @@ class Recapture:
     again: frozenset[str]
     sound: Callable[[Captured], None] | None
 
-    def __call__(self, args: tuple, kwargs: dict[str, Any], training: bool, add: Callable[[Captured], Any]) -> Any:
-        """What `add` makes of the capture for these inputs; ReplayError where it is not one that the plan can split."""
-        if self.skeleton.training != training:
-            self.skeleton.train(training)
+    def __call__(
+        self, args: tuple, kwargs: dict[str, Any], now: Signature, before: Signature, add: Callable[[Captured], Any]
+    ) -> Any:
+        """What `add` makes of the capture for a call like `now`; ReplayError, with what has changed since `before`,
+        where it is not one that the plan can split."""
+        modes = dict(now.modes)
+        for path, module in self.skeleton.named_modules():
+            module.training = modes.get(path, module.training)
         mode = self.plan.options.recompute
         try:
             captured = capture(self.skeleton, args, kwargs, loss=self.loss, recompute=mode, again=self.again)
             if self.sound is not None:
                 self.sound(captured)
             return add(captured)
-        except (ReplayError, RequestError) as error:
+        except (ReplayError, RequestError, CaptureError) as error:
             raise ReplayError(
-                f"'inputs' must have shapes that the plan can split, got others than it was made for: {error}"
+                f"'inputs' must give a program that the plan can split, got a call with {now.changed(before)}: {error}"
             ) from error

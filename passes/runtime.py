@@ -9,7 +9,7 @@ the tensors it returns; a DTensor is taken as it lies."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -24,6 +24,7 @@ from ..plans.meshes import Mesh
 from ..plans.plan import Plan
 from ..plans.sizes import check_sizes
 from . import _torch
+from .attributes import Modules, check_attributes
 from .graph import Captured
 from .hooks import drop_call_hooks
 from .local import localize
@@ -31,9 +32,10 @@ from .lookup import PlanLookup
 from .peers import Peers, check_separable
 from .placing import copied, held_by, local_of, of_first_rank, on_meta, placed_on, placements_of, put, tensors_of
 from .recapture import Recapture
+from .signature import Signature, check_held, signature_of
 from .simulate import piece
 from .split import Halves, split
-from .training_step import call_of, clip_by_norm, loss_of
+from .training_step import call_of, clip_by_norm, loss_of, refuse_whole
 from .trees import Tree, flatten_call
 
 __all__ = ["Parallel", "Program", "parallelize"]
@@ -70,6 +72,8 @@ class Program:
         self.outputs: Tree = captured.output_tree
         self.count = len(captured.outputs)
         self.sources = list(captured.sources.values())
+        self.held = [source for source in self.sources if source.kind != "input"]
+        self.attributes = captured.attributes
         self.layouts: list[Layout] = [self.lookup(s.name).outputs[0] for s in self.sources]  # type: ignore[misc]
         self.backward = _torch.boxed(self.halves.backward)
         self.compiled: tuple[Callable, Callable] | None = None
@@ -192,6 +196,11 @@ class Parallel(nn.Module):
         """Scale the gradients down to a norm of at most `max_norm` over all ranks; the norm before."""
         return clip_by_norm(self, max_norm, norm_type)
 
+    def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False) -> Any:
+        """As for any module, of DTensors; RequestError, which says what to call, where they are whole."""
+        refuse_whole(self, state_dict)
+        return super().load_state_dict(state_dict, strict=strict, assign=assign)
+
     @property
     def plan(self) -> Plan:
         """The plan that this model runs by."""
@@ -217,15 +226,16 @@ class _State:
     ) -> None:
         self.recapture, self.plan, self.device_mesh = recapture, recapture.plan, device_mesh
         self.peers = peers
-        self.programs: dict[tuple, Program] = {}
+        self.programs: dict[Signature, Program] = {}
+        self.modules = Modules()
+        self.device = torch.device(device_mesh.device_type)
 
-    def add(self, captured: Captured, training: bool) -> Program:
+    def add(self, captured: Captured, signature: Signature) -> Program:
         """Keep the program of a capture."""
         program = Program(captured, self.plan, self.device_mesh)
         if self.peers is not None:
             check_separable(captured)
-        shapes = tuple((s.shape, s.dtype, s.requires_grad) for s in program.sources if s.kind == "input")
-        self.programs[captured.input_tree.names, captured.input_tree.constants, shapes, training] = program
+        self.programs[signature] = program
         return program
 
     def call(self, model: Parallel, args: tuple, kwargs: dict[str, Any], compiled: bool) -> Any:
@@ -235,17 +245,15 @@ class _State:
         if peers is not None:
             tensors, batch = peers.cut(tensors, tree)
             args, kwargs = tree.build(tensors)
-        key = (
-            tree.names,
-            tree.constants,
-            tuple((tuple(t.shape), t.dtype, t.requires_grad) for t in tensors),
-            model.training,
-        )
+        modules = self.modules.of(model)
+        key = Signature.of(tree, tensors, modules, self.device)
         program = self.programs.get(key)
         if program is None:
             check_sizes(self.plan, {n: tuple(t.shape) for n, t in zip(tree.names, tensors, strict=True)})
-            program = self.recapture(args, kwargs, model.training, lambda c: self.add(c, model.training))
-        held = [local_of(held_by(model, s.name)) for s in program.sources if s.kind != "input"]
+            first = next(iter(self.programs))
+            program = self.recapture(args, kwargs, key, first, lambda captured: self.add(captured, key))
+        check_attributes(modules, program.attributes)
+        held = [local_of(tensor) for tensor in check_held(modules, program.held)]
         layouts = [layout for s, layout in zip(program.sources, program.layouts, strict=True) if s.kind == "input"]
         given = [program.local(t, layout, self.device_mesh) for t, layout in zip(tensors, layouts, strict=True)]
         add = None if peers is None else partial(peers.sum, batch=batch)
@@ -281,7 +289,7 @@ def parallelize(
     _fits_mesh(plan, device_mesh)
     again = Recapture(skeleton=on_meta(model), plan=plan, loss=loss, again=captured.again, sound=sound)
     state = _State(again, device_mesh, peers)
-    program = state.add(captured, model.training)
+    program = state.add(captured, signature_of(captured, model, state.device))
     placed = {s.name: layout for s, layout in zip(program.sources, program.layouts, strict=True)}
     pieces: dict[int, Any] = {}
     for name, tensor in tensors_of(model, captured):

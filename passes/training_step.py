@@ -13,7 +13,19 @@ from torch.distributed.tensor import DTensor
 from ..plans.errors import RequestError
 from .trees import flatten_call
 
-__all__ = ["call_of", "clip_by_norm", "loss_of"]
+__all__ = ["call_of", "clip_by_norm", "loss_of", "refuse_whole"]
+
+
+def refuse_whole(model: nn.Module, state: Mapping[str, Any]) -> None:
+    """RequestError where `state` has whole tensors for parameters and buffers of `model` that are DTensors."""
+    held = {**dict(model.named_parameters()), **dict(model.named_buffers())}
+    for name, value in state.items():
+        if isinstance(held.get(name), DTensor) and isinstance(value, torch.Tensor) and not isinstance(value, DTensor):
+            raise RequestError(
+                f"'state_dict' must hold DTensors for a model that runs by a plan, got {name} whole; call "
+                "torch.distributed.checkpoint.state_dict.set_model_state_dict(model, state_dict, "
+                "options=StateDictOptions(full_state_dict=True)), which gives each rank its pieces"
+            )
 
 
 def call_of(args: tuple, kwargs: dict[str, Any], names: Sequence[str]) -> tuple[tuple, dict[str, Any]]:

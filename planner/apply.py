@@ -14,7 +14,9 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from ..passes.blocks import repeated_blocks
 from ..passes.capture import capture
 from ..passes.graph import Captured
+from ..passes.lookup import PlanLookup
 from ..passes.microbatches import microbatch
+from ..passes.naming import op_name
 from ..passes.pipeline_runtime import AXIS, parallelize_pipeline
 from ..passes.runtime import parallelize
 from ..passes.training_step import loss_of
@@ -88,6 +90,7 @@ def apply(
             model, captured, plan, mesh, loss=loss, in_place=in_place, sound=sound, timeout_s=timeout_s
         )
     captured = capture_for(plan, model, args, kwargs or {}, loss, rules)
+    _same_ops(plan, captured)
     return parallelize(model, captured, plan, mesh, loss=loss, in_place=in_place, sound=sound)
 
 
@@ -149,9 +152,23 @@ def check_fits(
     if digest != plan.model.digest:
         raise ReplayError(
             "'plan' must be for this model, got one for a model of another structure (fingerprint "
-            f"{plan.model.digest[:12]}, "
-            f"this one {digest[:12]}); plan again"
+            f"{plan.model.digest[:12]}, this one {digest[:12]}); plan again"
         )
+
+
+def _same_ops(plan: Plan, captured: Captured) -> None:
+    """ReplayError at the first op that `plan` does not know."""
+    lookup = PlanLookup(plan)
+    for node in captured.ops():
+        try:
+            if op_name(node) != "getitem":
+                lookup(captured.names[node])
+        except ReplayError as error:
+            raise ReplayError(
+                f"'plan' must know every op of this step, got one without {captured.names[node]}; give apply the loss, "
+                "mode (train or eval), arguments, inputs with requires_grad, autocast and rules that it was made with, "
+                "or plan again"
+            ) from error
 
 
 def check_torch(plan: Plan) -> None:

@@ -12,6 +12,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed import HashStore  # type: ignore[attr-defined]
+from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_state_dict
 
 import meshwright as mw
 
@@ -128,3 +129,113 @@ def test_check_finds_a_hook_that_is_lost(monkeypatch: pytest.MonkeyPatch) -> Non
 def test_a_pipeline_refuses_hooks_on_parameters_by_name() -> None:
     with pytest.raises(mw.RequestError, match="one on 0.weight"):
         mw.check(trained_with_hooks(), (X.float(),), mesh="1", pipeline=2, microbatches=2)
+
+
+class Scaled(nn.Module):
+    """Reads a number, counts its calls, and is told of epochs that it does not read."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.drop, self.norm = nn.Linear(5, 8), nn.Dropout(0.5), nn.BatchNorm1d(8)
+        self.scale, self.calls, self.epoch = 2.0, 0, 0
+
+    def forward(self, x: torch.Tensor, power: int = 2) -> torch.Tensor:
+        self.calls += 1
+        return self.norm(self.drop(self.a(x) * self.scale)).pow(power).sum()
+
+
+def scaled() -> Any:
+    return applied(Scaled().double())
+
+
+def test_what_a_program_does_not_read_may_change() -> None:
+    model = scaled()
+    model.epoch, model.calls = 7, 30
+    assert model(X).isfinite()
+
+
+def frozen() -> Any:
+    model = net().double()
+    model[0].requires_grad_(False)
+    return applied(model)
+
+
+class Keeps(nn.Module):
+    """Adds what it computed the last time."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.previous = nn.Linear(5, 8), None
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        h = self.a(x) if self.previous is None else self.a(x) + self.previous
+        self.previous = h.detach()
+        return h
+
+
+CHANGES: dict[str, tuple[Callable[[], Any], Callable[[Any], Any], str]] = {
+    "number": (scaled, lambda m: setattr(m, "scale", 5.0), "'scale' must stay 2.0, .* got 5.0; set it back"),
+    "dropout": (scaled, lambda m: setattr(m.drop, "p", 0.0), "'drop.p' must stay 0.5, .* got 0.0"),
+    "mode": (scaled, lambda m: m.eval(), r"the model in eval mode \(planned in train mode; to validate"),
+    "part": (scaled, lambda m: m.norm.eval(), "module norm in eval mode"),
+    "unfrozen": (frozen, lambda m: m.requires_grad_(True), "'0.weight' must stay frozen"),
+    "dtype": (scaled, lambda m: m.float(), "'a.weight' must stay torch.float64, .* got torch.float32"),
+}
+
+
+@pytest.mark.parametrize(("make", "change", "message"), CHANGES.values(), ids=CHANGES)
+def test_a_change_that_the_program_cannot_follow_is_named(
+    make: Callable[[], Any], change: Callable[[Any], Any], message: str
+) -> None:
+    model = make()
+    model(X)
+    change(model)
+    with pytest.raises(mw.ReplayError, match=message):
+        model(X)
+
+
+def test_a_call_that_the_plan_is_not_for_says_what_is_other() -> None:
+    model = scaled()
+    with pytest.raises(mw.ReplayError, match="args.0 of torch.float32 .planned with torch.float64"):
+        model(X.float())
+    with pytest.raises(mw.ReplayError, match="args.0 with requires_grad=True"):
+        model(X.clone().requires_grad_())
+    assert model(X).isfinite()
+    narrow = applied(net(), (X.float(),))
+    with pytest.raises(mw.ReplayError, match="autocast of cpu to torch.bfloat16"), torch.autocast("cpu"):
+        narrow(X.float())
+
+
+def test_an_applied_model_is_not_planned_again() -> None:
+    model = applied(net().double())
+    with pytest.raises(mw.CaptureError, match="runs by a plan already"):
+        mw.plan(model, (X,), cluster="cpu:1", mesh="1")
+
+
+def test_another_loss_is_told_by_the_first_op() -> None:
+    model = net().double()
+    plan = mw.plan(model, (X,), cluster="cpu:1", mesh="1", loss=torch.sum)
+    with pytest.raises(mw.ReplayError, match="without .*; give apply the loss, mode"):
+        mw.apply(plan, model, (X,), loss=lambda out: out.exp().mean())
+
+
+def test_whole_weights_are_loaded_by_the_call_that_is_named() -> None:
+    plain, parallel = both(net)
+    state = {name: value * 2 for name, value in plain.state_dict().items()}
+    with pytest.raises(mw.RequestError, match="got 0.weight whole; call .*set_model_state_dict"):
+        parallel.load_state_dict(state)
+    set_model_state_dict(parallel, dict(state), options=StateDictOptions(full_state_dict=True))
+    plain.load_state_dict(state)
+    same_after_backward(plain, parallel)
+    parallel.load_state_dict(parallel.state_dict())
+
+
+def test_a_tensor_kept_between_calls_is_named() -> None:
+    with pytest.raises(mw.CaptureError, match="got previous, which a call reads and then sets"):
+        mw.plan(Keeps(), (X.float(),), cluster="cpu:1", mesh="1")
+
+
+def test_modules_are_as_they_were_after_a_capture() -> None:
+    mw.plan(net(), (X.float(),), cluster="cpu:1", mesh="1")
+    assert "__getattribute__" not in vars(nn.Module)
+    assert nn.Module.__setattr__.__module__ == nn.Module.__module__
