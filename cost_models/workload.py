@@ -86,11 +86,9 @@ class Workload:
         other symbols. RequestError where no symbol is the length of a sequence."""
         if self.sequence is None or self.sequence not in self.symbols:
             raise RequestError(f"'sequence' must be one of {', '.join(self.symbols)}, got {self.sequence!r}; name it")
-        each = np.asarray(lengths, np.float64)
-        if each.ndim != 1 or not len(each) or not (each > 0).all():
-            raise RequestError(
-                f"'lengths' must be positive numbers of tokens, got {list(lengths)[:8]}; leave out empty ones"
-            )
+        each = _counts("lengths", lengths)
+        if each.ndim != 1 or not len(each):
+            raise RequestError(f"'lengths' must be a list of sequence lengths, got {lengths!r:.80}; e.g. [512, 384]")
         values = self._values({**sizes, self.sequence: np.append(each, each.sum())})
         times = self._times(np.stack(np.broadcast_arrays(*values)))
         whole = times[-1].copy()
@@ -138,7 +136,13 @@ class Workload:
             raise RequestError(
                 f"'sizes' must give {', '.join(self.symbols)}, got {', '.join(sizes) or 'none'}; name each once"
             )
-        return [np.atleast_1d(np.asarray(sizes[name], np.float64)) for name in self.symbols]
+        found = [np.atleast_1d(_counts(name, sizes[name])) for name in self.symbols]
+        if len({len(values) for values in found if values.shape != (1,)}) > 1 or any(v.ndim != 1 for v in found):
+            raise RequestError(
+                f"'sizes' must be numbers or arrays of one length, got shapes {[v.shape for v in found]}; give as many "
+                "values of each"
+            )
+        return found
 
     def _compiled(self) -> Callable[..., Any]:
         found = self._sizes
@@ -242,6 +246,19 @@ class _Sums:
         windows = lines[:, self.behind].min(axis=2)
         exposed = np.where(self.hidden, np.maximum(costs * unhidden, costs - windows), costs)
         return total + exposed @ self.move_weights
+
+
+def _counts(name: str, given: Any) -> np.ndarray:
+    """Whole numbers from 1 up as float64, of the shape that is given. RequestError for anything else."""
+    try:
+        found = np.asarray(given)
+    except ValueError:
+        found = np.asarray(None)
+    if found.dtype.kind not in "iuf" or not (np.isfinite(found) & (found >= 1)).all() or (found % 1 != 0).any():
+        raise RequestError(
+            f"'{name}' must be whole numbers from 1 up, got {given!r:.80}; a step has no part of a sample or token"
+        )
+    return found.astype(np.float64)
 
 
 def _matrix(lines: Sequence[Line], primitives: int) -> np.ndarray:

@@ -10,6 +10,7 @@ import msgspec
 
 from .planner.adapt import adapt, differences, reprice
 from .planner.api import plan
+from .planner.arguments import check_arguments
 from .planner.checking.check import CheckReport
 from .planner.checking.verify import check
 from .planner.explaining.conflicts import explain_infeasible
@@ -214,6 +215,7 @@ def replan(
     `plan`. The model is `model` with its inputs of the whole batch, or that of `spec`, or the one that the plan
     records. `options` are those of
     `meshwright.planner.replanning.replan.replan`: horizon_s, tries, time_limit_s, rules."""
+    check_arguments(plan=plan, spec=spec)
     if model is None:
         origin = plan.model.origin
         if spec is None and origin is None:

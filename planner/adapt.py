@@ -16,6 +16,7 @@ from ..plans.plan import Plan
 from ..plans.stamps import paired
 from .api import Draft
 from .apply import check_torch
+from .arguments import check_arguments
 from .explaining.explain import Given, draft_of, reopen
 from .explaining.scenario import Mask, Scenario
 from .sharding.own_rules import OpRule
@@ -67,6 +68,10 @@ def adapt(
     where the parts that are carried over leave no plan, RequestError where a constraint of the plan names nothing in
     the model.
     """
+    check_arguments(
+        plan=plan, model=model, args=args, kwargs=kwargs, loss=loss, rules=rules, time_limit_s=time_limit_s,
+        calibration=calibration,
+    )  # fmt: skip
     check_torch(plan)
     prepared = draft_of(plan, model, args, kwargs, loss=loss, rules=rules, calibration=calibration, changed=True)
     found = recall(plan, prepared.formulation)

@@ -25,6 +25,7 @@ from ..plans.errors import Infeasible, RequestError
 from ..plans.meshes import Mesh
 from ..plans.plan import Model, Options, Plan
 from ..plans.recipes import Recipe
+from .arguments import check_arguments, check_replicated
 from .checking.check import default_loss
 from .dynamic import attach, dynamic_dims
 from .fitting import refuse_hopeless, solve_within
@@ -188,6 +189,10 @@ def plan(
         calibration=calibration, dynamic=dynamic, rules=rules, time_limit_s=time_limit_s, gap=gap, solver=solver,
         on_progress=on_progress,
     )  # fmt: skip
+    check_arguments(
+        model=model, args=args, kwargs=kwargs, warm=warm, cache=cache, pipeline=pipeline, microbatches=microbatches,
+        schedule=schedule, **request,
+    )  # fmt: skip
     if pipeline is not None or microbatches is not None:
         from .stages.degrees import choose_degrees
 
@@ -304,8 +309,6 @@ def draft(
     updates = Optimizer.of(optimizer)
     if recompute not in RECOMPUTE:
         raise RequestError(f"'recompute' must be one of auto, {', '.join(RECOMPUTE)}, got {recompute!r}")
-    if memory_limit_bytes is not None and memory_limit_bytes <= 0:
-        raise RequestError(f"'memory_limit_bytes' must be positive, got {memory_limit_bytes}")
     limits = Constraints.of(constraints, grid.ndim, held=held)
     named = None if recipe is None else Recipe.parse(recipe, grid)
     measured = Calibration.load(calibration) if isinstance(calibration, str | os.PathLike) else calibration
@@ -329,6 +332,7 @@ def draft(
                 attach(captured, other)
     else:
         captured, blocks = known
+    check_replicated(replicate, captured)
     if on_progress is not None:
         on_progress("price", 0.0, 0.0)
     if named is not None:

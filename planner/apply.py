@@ -29,6 +29,7 @@ from ..plans.plan import Plan
 from ..plans.sizes import check_sizes
 from ..plans.uneven import Uneven
 from .api import LossFunction, plan
+from .arguments import check_arguments
 from .dynamic import at_planned_sizes, check_layouts
 from .sharding.folding import Blocks
 from .sharding.own_rules import OpRule
@@ -75,6 +76,10 @@ def apply(
     A plan with a pipeline is for micro-batches: `args` and `kwargs` are the whole batch, and the model is trained by
     `model.step(batch)`, in which no rank waits for another longer than `timeout_s`.
     """
+    check_arguments(
+        plan=plan, model=model, args=args, kwargs=kwargs, loss=loss, device_mesh=device_mesh, in_place=in_place,
+        rules=rules, adapt=adapt, timeout_s=timeout_s,
+    )  # fmt: skip
     if plan.pipeline is not None:
         plan.pipeline.check()
     mesh = device_mesh or device_mesh_for(plan.mesh, plan.pipeline)
@@ -232,6 +237,11 @@ def autoparallelize(
     for (by default what the process group runs on) or a DeviceMesh to use. Other `options` are those of `plan`;
     `compiled` is False unless given, because the model runs eagerly until torch.compile is called on it.
     """
+    check_arguments(
+        model=model, args=() if args is None else args, kwargs=kwargs, loss=loss,
+        mesh=mesh, **({} if plan is None else {"plan": plan}), **options,
+        **({} if cluster is None or isinstance(cluster, DeviceMesh) else {"cluster": cluster}),
+    )  # fmt: skip
     if not dist.is_initialized():
         raise RequestError(
             "'autoparallelize' must run in a process group, got none; start with torchrun and call "

@@ -29,6 +29,7 @@ from ..plans.layouts import Layout, shard_dim
 from ..plans.marks import KEPT
 from ..plans.plan import DynamicDim, Plan
 from .api import Draft
+from .arguments import check_arguments
 from .dynamic import call_at, dynamic_dims
 from .explaining.explain import reopen
 from .sharding.decisions import Decision, Reading
@@ -63,11 +64,19 @@ def workload_of(
     the cheapest at the planned sizes. Raises RequestError where sizes do not grow as polynomials that are linear in
     each symbol, and for plans with a pipeline.
     """
+    check_arguments(
+        plan=plan, model=model, args=args, kwargs=kwargs, sequence=sequence, loss=loss, rules=rules,
+        calibration=calibration,
+    )  # fmt: skip
     if plan.pipeline is not None:
         raise RequestError("'plan' must have no pipeline, got one; simulate its stages")
     prepared, found = reopen(plan, model, args, kwargs, loss=loss, rules=rules, calibration=calibration)
     choices = [found.choices[index] for index in range(len(prepared.formulation.decisions))]
     dims = dynamic_dims(model, args, kwargs or {}, dynamic).dims
+    if sequence is not None and sequence not in {d.symbol for d in dims}:
+        raise RequestError(
+            f"'sequence' must be one of {', '.join(sorted({d.symbol for d in dims}))}, got {sequence!r}; name it so"
+        )
     sizes = _symbolic_sizes(prepared, model, args, kwargs or {}, dims, loss, rules)
     return Writer(prepared, choices, sizes).written(tuple(dict.fromkeys(d.symbol for d in dims)), sequence)
 

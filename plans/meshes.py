@@ -31,6 +31,8 @@ class Mesh:
     @classmethod
     def parse(cls, text: str) -> Mesh:
         """A mesh from '8', '8x8' or 'dp=8,tp=8'."""
+        if not isinstance(text, str):
+            raise RequestError(f"'mesh' must be a text such as 8x8 or dp=8,tp=8, got {text!r}; see Mesh.of for a shape")
         if re.fullmatch(r"[1-9]\d{0,5}(x[1-9]\d{0,5}){0,3}", text):
             return cls.of(tuple(int(n) for n in text.split("x")))
         if re.fullmatch(r"[A-Za-z_]\w*=[1-9]\d{0,5}(,[A-Za-z_]\w*=[1-9]\d{0,5}){0,3}", text):
@@ -41,6 +43,8 @@ class Mesh:
     @classmethod
     def of(cls, shape: tuple[int, ...]) -> Mesh:
         """A mesh of `shape` with the usual axis names."""
+        if not isinstance(shape, tuple | list):
+            raise RequestError(f"'shape' must be a tuple of devices per axis, got {shape!r:.80}; e.g. Mesh.of((2, 4))")
         return cls(tuple(shape), _NAMES.get(len(shape), ()))
 
     @property

@@ -16,6 +16,7 @@ from msgspec import Meta, Struct
 
 from . import plan_file
 from .clusters import Cluster
+from .errors import RequestError
 from .meshes import Mesh
 from .pipelines import Pipeline
 from .stamps import Stamp, stamped_block
@@ -240,7 +241,8 @@ class Plan(_Record, frozen=True, kw_only=True):
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Plan:
         """The plan in the file at `path`; PlanError when it is not a sound plan of this version."""
-        return plan_file.decode(cls, plan_file.read(path), where=os.fspath(path))
+        data = plan_file.read(path)
+        return plan_file.decode(cls, data, where=os.fspath(path))
 
     @classmethod
     def from_bytes(cls, data: bytes) -> Plan:
@@ -268,6 +270,8 @@ class Plan(_Record, frozen=True, kw_only=True):
         """The plan as tables for a person to read."""
         from .summary import summarise
 
+        if not isinstance(width, int) or isinstance(width, bool) or width < 1:
+            raise RequestError(f"'width' must be a whole number of characters, got {width!r:.80}; leave it out for 100")
         return summarise(self, width)
 
     def recipe(self) -> Likeness:
@@ -280,6 +284,8 @@ class Plan(_Record, frozen=True, kw_only=True):
         """What changes from this plan to `other`."""
         from .diff import compare
 
+        if not isinstance(other, Plan):
+            raise RequestError(f"'other' must be a Plan, got {other!r:.80}; read a plan file with Plan.load")
         return compare(self, other)
 
 

@@ -48,6 +48,8 @@ class _Header(Struct, frozen=True):
 
 def decode(kind: type[Plan], data: bytes, *, where: str) -> Plan:
     """The plan that `data` writes; `where` says in messages where the data came from."""
+    if not isinstance(data, bytes):
+        raise PlanError(_message("", "be given as bytes", type(data).__name__, where))
     if len(data) > LIMIT_BYTES:
         raise PlanError(_message("", "be at most 64 MiB", f"{len(data)} bytes", where))
     try:
@@ -87,7 +89,12 @@ def encode(plan: Plan) -> bytes:
 
 def read(path: str | os.PathLike[str]) -> bytes:
     """The bytes of the ordinary file at `path`, at most one more than the limit."""
-    name = os.fspath(path)
+    try:
+        name = os.fspath(path)
+    except TypeError:
+        raise PlanError(
+            f"plan 'path' must be a path, got {_clean(repr(path))}; give the file that `meshwright plan -o FILE` wrote"
+        ) from None
     try:
         handle = os.open(name, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
         with open(handle, "rb") as stream:

@@ -17,11 +17,12 @@ from ...passes.lookup import PlanLookup
 from ...passes.naming import op_name
 from ...passes.recompute import Recompute
 from ...plans.clusters import Cluster
-from ...plans.errors import Infeasible, ReplayError, RequestError
+from ...plans.errors import Infeasible, MeshwrightError, ReplayError, RequestError
 from ...plans.meshes import Mesh
 from ...plans.plan import Plan
 from ..api import Draft, draft, plan_draft
 from ..apply import capture_by, capture_for
+from ..arguments import check_arguments
 from ..sharding.capturing import Traces
 from ..sharding.own_rules import OpRule
 from ..solver.problem import Solution, Stats, evaluate
@@ -66,6 +67,12 @@ def check(
     model into stages of equally many blocks, run by the schedule called `schedule`; a `plan` may have a pipeline of its
     own. Other `options` are those of `plan`. The report is that of the worst plan tried.
     """
+    check_arguments(
+        model=model, args=args, kwargs=kwargs, mesh=mesh, loss=loss, random=random, seed=seed, steps=steps,
+        accumulate=accumulate, build=build, pipeline=pipeline, microbatches=microbatches, schedule=schedule, **options,
+    )  # fmt: skip
+    if plan is not None:
+        check_arguments(plan=plan)
     if any(t.device.type == "meta" for t in (*model.parameters(), *model.buffers())):
         raise RequestError(
             "'model' must have weights to be checked, got one on the meta device; use a smaller one, e.g. a -tiny spec"
@@ -78,6 +85,8 @@ def check(
             model, tuple(args), dict(kwargs or {}), mesh=grid, plan=plan, pipeline=pipeline, microbatches=microbatches,
             schedule=schedule, loss=loss, random=random, seed=seed, steps=steps, build=build, **options,
         )  # fmt: skip
+    if schedule != "1f1b":
+        raise RequestError(f"'schedule' must come with 'pipeline', got {schedule!r} alone; add e.g. pipeline=2")
     given = _Given(model=model, args=tuple(args), kwargs=dict(kwargs or {}))
     grid, inner = _grid(mesh, plan), None
     if plan is not None:
@@ -184,12 +193,14 @@ def usual_cluster(mesh: Mesh) -> Cluster:
 def _reference(given: _Given, loss: LossFunction, run: dict[str, int]) -> tuple[_Given, Record]:
     """The model in the widest precision it runs in, and what one process computes with it."""
     model, args, kwargs = in_float64(given.model, given.args, given.kwargs)
-    with contextlib.suppress(RuntimeError):
+    with contextlib.suppress(RuntimeError, TypeError):
         return _Given(model=model, args=args, kwargs=kwargs), train(model, args, kwargs, loss, **run)
     # Some kernels have no float64: the model is checked as it is.
     try:
         return given, train(given.model, given.args, given.kwargs, loss, **run)
-    except RuntimeError as error:
+    except MeshwrightError:
+        raise
+    except Exception as error:
         capture(given.model, given.args, given.kwargs)  # names what in the model is refused, where that is the reason
         raise RequestError(
             f"'model' must train in one process to be checked, got {type(error).__name__}: {error}"

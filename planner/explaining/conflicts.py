@@ -12,6 +12,7 @@ from torch import nn
 
 from ...plans.conflict import Conflict
 from ..api import draft
+from ..arguments import check_arguments
 from ..solver.least import costing
 from .scenario import Found, Scenario
 
@@ -41,6 +42,7 @@ def explain_infeasible(
     one to drop, or the least memory per device with which everything else can be kept. With `recompute` "auto" it is
     the mode that takes least memory, `block`. Raises what `plan` raises for a wrong request.
     """
+    check_arguments(model=model, args=args, kwargs=kwargs, recompute=recompute, time_limit_s=time_limit_s, **request)
     mode: Any = "block" if recompute == "auto" else recompute
     request = {
         key: value for key, value in request.items() if key not in ("gap", "solver", "on_progress", "warm", "cache")

@@ -21,6 +21,7 @@ from ...plans.plan import Plan
 from ...plans.words import bytes_words, layout_words, seconds_words
 from ..api import Draft, draft
 from ..apply import check_fits
+from ..arguments import check_arguments
 from ..sharding.constraints import Constraint
 from ..sharding.own_rules import OpRule
 from ..sharding.recall import Recalled, recall
@@ -76,6 +77,11 @@ def explain(
     `pipeline.stages.N` ask for other schedules and other stages of the same sharding. Raises
     RequestError for a name or layout that the plan does not have, ReplayError for another model.
     """
+    check_arguments(
+        plan=plan, names=names, args=args, kwargs=kwargs, loss=loss, layout=layout, limits=limits, rules=rules,
+        more_memory_bytes=more_memory_bytes, time_limit_s=time_limit_s, calibration=calibration,
+        **({} if model is None else {"model": model}),
+    )  # fmt: skip
     asked = [names] if isinstance(names, str) else list(names)
     facts = facts_of(plan, asked)
     if model is None:

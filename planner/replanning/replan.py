@@ -27,6 +27,7 @@ from ...plans.meshes import Mesh
 from ...plans.migration import Migration, carried, migrate
 from ...plans.plan import Plan, Predicted
 from ...plans.replacements import Replacement
+from ..arguments import check_arguments
 from ..sharding.own_rules import OpRule
 from .choices import Choice, Devices, choices
 from .solved import Solved
@@ -72,6 +73,10 @@ def replan(
 
     Infeasible names each mesh that was tried and why it does not do.
     """
+    check_arguments(
+        plan=plan, health=health, model=model, args=args, kwargs=kwargs, loss=loss, rules=rules, mesh=mesh,
+        horizon_s=horizon_s, time_limit_s=time_limit_s, tries=tries,
+    )  # fmt: skip
     solved = Solved(model=model, args=args, kwargs=kwargs or {}, loss=loss, rules=rules)
     return replanned(
         plan, health, solved, mesh=mesh, added=added, copies=copies, horizon_s=horizon_s, time_limit_s=time_limit_s,

@@ -41,7 +41,7 @@ class Constraint:
     @classmethod
     def parse(cls, text: str, axes: int) -> Constraint:
         """A constraint from its text form, for a mesh of `axes` axes."""
-        match = _FORM.fullmatch(text)
+        match = _FORM.fullmatch(text) if isinstance(text, str) else None
         if match is None:
             raise RequestError(
                 f"'constraint' must look like NAME = LAYOUT or NAME != LAYOUT, got {text!r}; e.g. 'args.0 = S(0),R'"

@@ -33,6 +33,7 @@ from ...plans.meshes import Mesh
 from ...plans.plan import Plan
 from ...plans.uneven import Uneven
 from ..api import LossFunction
+from ..arguments import check_arguments
 from .ahead import Ahead, Ask, StoreShelf, curve_key
 from .checkpoints import Checkpoints
 from .epochs import IDLE, Epoch
@@ -94,12 +95,22 @@ def elastic(
     Waits until all processes are there. Raises RequestError without a supervisor, Infeasible when no plan fits, and
     StateLost when neither survivors nor a checkpoint hold what the new plan needs.
     """
+    check_arguments(
+        model=model, args=args, kwargs=kwargs, scheduler=scheduler, loss=loss, checkpoint=checkpoint, every=every,
+        keep=keep, timeout_s=timeout_s, horizon_s=horizon_s, ahead=ahead, uneven=uneven, **options,
+        **({} if plan is None else {"plan": plan}), **({} if callable(mesh) else {"mesh": mesh}),
+    )  # fmt: skip
+    if not callable(optimizer):
+        raise RequestError(
+            f"'optimizer' must be a function that makes the optimizer of a model, got {optimizer!r:.80}; e.g. "
+            "lambda model: torch.optim.AdamW(model.parameters())"
+        )
     if timeout_s <= _PATIENCE_S:
         raise RequestError(
             f"'timeout_s' must be more than the {_PATIENCE_S:g} s that a process waits for the supervisor's word, got "
             f"{timeout_s}; leave it out"
         )
-    if slow is not None and not 0 <= slow < 1:
+    if slow is not None and not (isinstance(slow, int | float) and 0 <= slow < 1):
         raise RequestError(f"'slow' must be a share from 0 to below 1, got {slow}; 0.8 is usual, 0 for none")
     kept = None if checkpoint is None else Checkpoints(Path(checkpoint).absolute(), every=every, keep=keep)
     request = Request(
