@@ -108,5 +108,5 @@ def test_a_workload_has_whole_sizes(workload: Any, size: Any) -> None:
 
 def test_whole_sizes_are_taken_as_they_are(workload: Any, made: Any) -> None:
     assert workload.seconds(b=6) == workload.seconds(b=6.0) == pytest.approx(made.predicted.step_time_s, rel=1e-6)
-    assert list(workload.seconds(b=[6, 12])) == [workload.seconds(b=6), workload.seconds(b=12)]
-    assert workload.packed_s([2, 4]) == workload.seconds(b=6)
+    assert list(workload.seconds(b=[6, 12])) == pytest.approx([workload.seconds(b=6), workload.seconds(b=12)])
+    assert workload.packed_s([2, 4]) == pytest.approx(workload.seconds(b=6))

@@ -61,7 +61,7 @@ def test_requests_that_cannot_be_met(plan: mw.Plan) -> None:
     for health, options, message in [
         ({8: 0.0}, {}, "one of 8 devices"),
         ({0: 2.0}, {}, "0 \\(dead\\) to 1"),
-        ({0: 0.5}, {"tries": 0}, "'tries' must be 1"),
+        ({0: 0.5}, {"tries": 0}, "'tries' must be a whole number from 1"),
         ({0: 0.5}, {"horizon_s": 0.0}, "'horizon_s' must be positive"),
     ]:
         with pytest.raises(RequestError, match=message):
