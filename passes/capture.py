@@ -272,6 +272,7 @@ def _tracing(*, told: bool) -> Iterator[None]:
     before = _other_draws()
     with (
         _torch.exporting() if told else contextlib.nullcontext(),
+        _autocast_seen(),
         as_plain_ops(),
         set_checkpoint_early_stop(False),
         torch.random.fork_rng(devices=[]),
@@ -285,6 +286,30 @@ def _tracing(*, told: bool) -> Iterator[None]:
             f"'model' must draw random numbers by torch alone, got draws of {' and '.join(drawn)}, which every step of "
             "the planned program would repeat; switch them off in the model's configuration, or draw outside of it"
         )
+
+
+@contextmanager
+def _autocast_seen() -> Iterator[None]:
+    """Refuse autocast for a device of which fake CPU tensors take no note: the program would go without its casts."""
+
+    def switch(kind: Any, *enabled: bool) -> None:
+        device, on = (kind, enabled[0]) if enabled else ("cuda", kind)
+        if on and device != "cpu":
+            raise CaptureError(
+                f"'model' must not be captured under torch.autocast on {device}, got it around the call or in forward; "
+                'use torch.autocast("cpu", dtype) where the model is planned and called, which the program then has '
+                "on every device, or convert the model"
+            )
+        before(kind, *enabled)
+
+    before = torch.set_autocast_enabled
+    if torch.is_autocast_enabled("cuda"):
+        switch("cuda", True)
+    torch.set_autocast_enabled = switch
+    try:
+        yield
+    finally:
+        torch.set_autocast_enabled = before
 
 
 def _other_draws() -> tuple[Any, Any]:

@@ -30,7 +30,7 @@ from .microbatches import microbatches, splits, weights
 from .peers import Peers, check_separable
 from .placing import copied, held_by, local_of, of_first_rank, on_meta, placed_on, placements_of, put, tensors_of
 from .recapture import Recapture
-from .signature import Signature, check_held, signature_of
+from .signature import Signature, check_held, signature_of, uncast
 from .simulate import piece
 from .stage_executor import Executor
 from .stage_work import DRAWS, StageGraphs, StageWork, stage_graphs
@@ -201,7 +201,8 @@ class _State:
         programs = [self._program(part, tree, modules) for part in parts]
         shares = [of_batch * share for share in weights(tensors, count)]
         works = {stage: self._work(stage, programs, model, tree.names, parts, shares) for stage in programs[0].graphs}
-        self.timeline = self.executor.run(works, seed)
+        with uncast():
+            self.timeline = self.executor.run(works, seed)
         self._keep(programs[0], works, model, batch)
         self._keep_inputs(works, tree.names, tensors, parts)
         loss = self._loss(programs[0], works, shares)

@@ -32,7 +32,7 @@ from .lookup import PlanLookup
 from .peers import Peers, check_separable
 from .placing import copied, held_by, local_of, of_first_rank, on_meta, placed_on, placements_of, put, tensors_of
 from .recapture import Recapture
-from .signature import Signature, check_held, signature_of
+from .signature import Signature, check_held, signature_of, uncast
 from .simulate import piece
 from .split import Halves, split
 from .training_step import call_of, clip_by_norm, loss_of, refuse_whole
@@ -131,7 +131,7 @@ class _Step(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, halves: Halves, forward: Callable, backward: Callable, *sources: torch.Tensor) -> tuple:
-        with torch.no_grad():
+        with torch.no_grad(), uncast():
             results = forward(*sources)
         program = halves.program
         ends, saved = results[: halves.results], list(results[halves.results :])
@@ -163,7 +163,7 @@ class _Step(torch.autograd.Function):
             shape, dtype, device = like[index]
             tangent = reached[index]
             given.append(torch.zeros(shape, dtype=dtype, device=device) if tangent is None else tangent.contiguous())
-        with torch.no_grad():
+        with torch.no_grad(), uncast():
             gradients = ctx.run(given)
         found = dict(zip(program.gradients, gradients, strict=True))
         for name, needs in program.needs.items():

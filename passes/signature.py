@@ -3,6 +3,7 @@ it has changed."""
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -14,7 +15,7 @@ from ..plans.errors import ReplayError
 from .graph import Captured, Source
 from .trees import Tree
 
-__all__ = ["Signature", "check_held", "signature_of"]
+__all__ = ["Signature", "check_held", "signature_of", "uncast"]
 
 _EVAL = (
     "to validate while you train, make a plan of the model in eval mode, apply it to a model of its own and load the "
@@ -94,6 +95,13 @@ def signature_of(captured: Captured, model: nn.Module, device: torch.device) -> 
     """That of the call that `captured` was made for, by the modes that `model` is in."""
     inputs = [source for source in captured.sources.values() if source.kind == "input"]
     return Signature.of(captured.input_tree, inputs, dict(model.named_modules()), device)
+
+
+def uncast() -> contextlib.AbstractContextManager[Any]:
+    """What a program runs under: its casts are ops of it, and autocast around the call must add none."""
+    if torch.is_autocast_enabled("cpu"):
+        return torch.autocast("cpu", enabled=False)
+    return contextlib.nullcontext()
 
 
 def _mode(training: bool) -> str:

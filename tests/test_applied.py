@@ -239,3 +239,53 @@ def test_modules_are_as_they_were_after_a_capture() -> None:
     mw.plan(net(), (X.float(),), cluster="cpu:1", mesh="1")
     assert "__getattribute__" not in vars(nn.Module)
     assert nn.Module.__setattr__.__module__ == nn.Module.__module__
+
+
+class Switches(nn.Module):
+    """Asks for autocast on a GPU, as `torch.autocast` does where there is one."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        before = torch.is_autocast_enabled("cuda")
+        torch.set_autocast_enabled("cuda", True)
+        torch.set_autocast_enabled("cuda", before)
+        return x.sum()
+
+
+def test_autocast_that_a_capture_does_not_see_is_refused() -> None:
+    with pytest.raises(mw.CaptureError, match="under torch.autocast on cuda"):
+        mw.plan(Switches(), (X,), cluster="cpu:1", mesh="1")
+    assert torch.set_autocast_enabled.__name__ == "set_autocast_enabled"
+    torch.set_autocast_enabled("cuda", True)
+    try:
+        with pytest.raises(mw.CaptureError, match="under torch.autocast on cuda"):
+            mw.plan(net(), (X.float(),), cluster="cpu:1", mesh="1")
+    finally:
+        torch.set_autocast_enabled("cuda", False)
+
+
+class Mixed(nn.Module):
+    """Has a part that is not cast, within a call that is."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Linear(5, 8), nn.Linear(8, 4, bias=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        h = self.a(x)
+        with torch.autocast("cpu", enabled=False):
+            return self.b(h.float())
+
+
+def test_autocast_around_plan_and_calls_casts_as_in_the_plain_model() -> None:
+    torch.manual_seed(0)
+    plain, x = Mixed(), X.float()
+    with torch.autocast("cpu", torch.bfloat16):
+        model = applied(plain, (x,))
+        want, got = plain(x), model(x)
+    assert got.dtype == want.dtype == torch.float32
+    torch.testing.assert_close(got, want, rtol=0.02, atol=1e-2)
+    want.sum().backward()
+    with torch.autocast("cpu", torch.bfloat16):
+        got.sum().backward()
+    for wanted, found in zip(plain.parameters(), model.parameters(), strict=True):
+        torch.testing.assert_close(whole(found.grad), wanted.grad, rtol=0.02, atol=1e-2)
