@@ -115,6 +115,14 @@ def test_hooks_that_come_after_apply_run_around_the_planned_call() -> None:
     same_after_backward(plain, parallel)
 
 
+def test_hooks_run_once_where_the_first_call_plans() -> None:
+    plain = called_with_hooks().double()
+    model = mw.autoparallelize(copy.deepcopy(plain), mesh="1")
+    want = plain(X)
+    for _ in range(2):
+        torch.testing.assert_close(whole(model(X)), want)
+
+
 @pytest.mark.parametrize("make", [called_with_hooks, trained_with_hooks, Follows, Returns])
 def test_check_sees_hooks_buffers_and_returned_weights(make: Callable[[], nn.Module]) -> None:
     torch.manual_seed(0)
