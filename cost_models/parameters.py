@@ -102,6 +102,7 @@ def _cited(parameter: Parameter, calibration: Calibration | None) -> Parameter:
     for quantity in calibration.quantities if calibration is not None else ():
         if quantity.name == parameter.name and calibration is not None:
             spread = f"+- {quantity.uncertainty:.0%} of {quantity.samples} samples" if quantity.samples else "as set"
+            spread = "1 sample, spread unknown" if quantity.samples == 1 else spread
             source = f"calibration {calibration.name} {calibration.digest()[:12]}, {spread}"
             return Parameter(name=parameter.name, value=parameter.value, unit=parameter.unit, source=source)
     return parameter

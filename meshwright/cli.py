@@ -342,7 +342,8 @@ def recipes_command(stream: TextIO, as_json: bool) -> int:
     if as_json:
         put_json(stream, {"recipes": [{"name": name, "words": words} for name, words in RECIPES.items()]})
     else:
-        put_text(stream, "\n".join(f"{name:<6} {words}" for name, words in RECIPES.items()))
+        width = max(map(len, RECIPES))
+        put_text(stream, "\n".join(f"{name:<{width}}  {words}" for name, words in RECIPES.items()))
     return 0
 
 

@@ -88,7 +88,8 @@ def _moves_object(migration: Migration) -> dict[str, Any]:
 
 def _moves_text(migration: Migration) -> str:
     rows = sorted(migration.between().items(), key=lambda row: (-row[1], row[0]))
-    lines = [f"kept in place   {bytes_words(migration.kept_bytes)}", "", f"{'from':>8} {'to':>8}  bytes"]
+    lines = [f"kept in place   {bytes_words(migration.kept_bytes)}", ""]
+    lines += [f"{'from':>8} {'to':>8}  bytes"] if rows else ["nothing moves"]
     lines += [f"{donor:>8} {receiver:>8}  {bytes_words(size)}" for (donor, receiver), size in rows[:_SHOWN]]
     if len(rows) > _SHOWN:
         lines.append(f"... and {len(rows) - _SHOWN} more, {bytes_words(sum(size for _, size in rows[_SHOWN:]))}")

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
@@ -13,6 +14,7 @@ import click
 
 from .cli_output import put_json, put_text
 from .plans import Plan, RequestError
+from .plans.words import bytes_words
 
 if TYPE_CHECKING:
     from .planner.pipeline import LayerProfile, StageRow, Tuned
@@ -298,6 +300,8 @@ def _object(found: Tuned, layers: LayerProfile | None, name: str) -> dict[str, A
 def _summary(found: Tuned, layers: LayerProfile | None, *, planned: bool) -> str:
     simulation = found.simulation
     unit = " s" if planned else f" {layers.unit}" if layers is not None and layers.unit else ""
+    # Of a plan memory is in bytes, else in the unit of the numbers that are given.
+    size: Callable[[float], str] = (lambda n: bytes_words(round(n))) if planned else "{:g}".format
     # What comes after a rank's last action, reducing and updating, is in the step and in its bound.
     after = [f"step            {simulation.step_time:.6g}{unit}"] if simulation.step_time > simulation.makespan else []
     lines = [
@@ -307,8 +311,8 @@ def _summary(found: Tuned, layers: LayerProfile | None, *, planned: bool) -> str
         if planned
         else f"lower bound     {found.lower_bound:.6g} (gap {found.gap:.2%})",
         f"bubble          {found.bubble_fraction:.2%}",
-        f"peak memory     {' '.join(f'{peak:g}' for peak in simulation.peak_memory)}"
-        + ("" if found.limits is None else f" of {max(found.limits):g}{'' if found.fits else ', too much'}"),
+        f"peak memory     {(', ' if planned else ' ').join(size(peak) for peak in simulation.peak_memory)}"
+        + ("" if found.limits is None else f" of {size(max(found.limits))}{'' if found.fits else ', too much'}"),
         f"placement       {' '.join(map(str, found.schedule.placement))}",
     ]
     if layers is not None and found.cuts is not None:

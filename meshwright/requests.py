@@ -166,7 +166,7 @@ def replay_spec(
 
     ReplayError names the first difference, and what else is new or gone.
     """
-    call, loss = _call(spec, global_batch, seq_len, layers)
+    call, loss = _call(spec, *_sizes(plan, spec, global_batch, seq_len, layers))
     try:
         return reprice(plan, *call, loss=loss, calibration=calibration)
     except ReplayError as error:
@@ -175,7 +175,9 @@ def replay_spec(
         told = differences(plan, *call, loss=loss)
         if told.same:
             raise
-        raise ReplayError(f"{error}\n{told}\n--adapt carries over what is the same and solves for the rest") from error
+        raise ReplayError(
+            f"{error}\n{told.differences()}\n--adapt carries over what is the same and solves for the rest"
+        ) from error
 
 
 def adapt_spec(
@@ -188,11 +190,23 @@ def adapt_spec(
     calibration: str | None = None,
 ) -> Adapted:
     """`plan` carried over to the model of `spec`."""
+    global_batch, seq_len, layers = _sizes(plan, spec, global_batch, seq_len, layers)
     call, loss = _call(spec, global_batch, seq_len, layers)
     found = adapt(plan, *call, loss=loss, calibration=calibration)
     origin = Origin(spec=spec, global_batch=global_batch, seq_len=seq_len, layers=layers)
     model = msgspec.structs.replace(found.plan.model, origin=origin)
     return msgspec.structs.replace(found, plan=msgspec.structs.replace(found.plan, model=model))
+
+
+def _sizes(
+    plan: Plan, spec: str, batch: int | None, seq_len: int | None, layers: int | None
+) -> tuple[int | None, int | None, int | None]:
+    """Batch, sequence length and layers as given, else as the plan records them; of another SPEC, which may have other
+    ones, only as given."""
+    origin = plan.model.origin
+    if origin is None or origin.spec != spec:
+        return batch, seq_len, layers
+    return batch or origin.global_batch, seq_len or origin.seq_len, layers or origin.layers
 
 
 def _call(spec: str, batch: int | None, seq_len: int | None, layers: int | None) -> tuple[tuple, Callable | None]:

@@ -201,8 +201,12 @@ def plan(
         # The backward of a pipeline begins in its last stage: the loss is part of the program.
         request["loss"] = loss or default_loss
         degrees = {"pipeline": 1 if pipeline is None else pipeline, "microbatches": microbatches or "auto"}
-        return choose_degrees(model, args, kwargs or {}, schedule=schedule, **degrees, **request)
-    if schedule != "auto":
+        found = choose_degrees(model, args, kwargs or {}, schedule=schedule, **degrees, **request)
+        if pipeline != "auto" or found.pipeline is None or found.pipeline.ranks * found.pipeline.microbatches > 1:
+            return found
+        # One rank that runs the batch whole is no pipeline: the plan without one has its own, nearer bound.
+        request["mesh"] = found.mesh
+    elif schedule != "auto":
         raise RequestError(f"'schedule' must come with 'pipeline' or 'microbatches', got {schedule!r} alone; add one")
     prepared, solution = plan_draft(model, args, kwargs, warm=warm, cache=cache, **request)
     return prepared.write(solution)

@@ -40,6 +40,10 @@ class Adapted(Struct, frozen=True, kw_only=True):
     def __str__(self) -> str:
         return "\n".join(self._lines())
 
+    def differences(self) -> str:
+        """What is new, gone or changed in the model, where nothing was carried over."""
+        return "\n".join([f"{self.carried} names are as in the plan", *[*self._lines()][1:]])
+
     def _lines(self) -> Iterator[str]:
         yield f"{self.carried} names carried over"
         for length in self.lengths:

@@ -258,8 +258,9 @@ class Plan(_Record, frozen=True, kw_only=True):
         plan_file.write(path, self.to_bytes())
 
     def digest(self) -> str:
-        """The sha256 of the plan's file."""
-        return hashlib.sha256(self.to_bytes()).hexdigest()
+        """A sha256 of the plan's file, `solver.seconds` left out: how long a search took is not what it found."""
+        solver = msgspec.structs.replace(self.solver, seconds=0.0)
+        return hashlib.sha256(msgspec.structs.replace(self, solver=solver).to_bytes()).hexdigest()
 
     def copies(self, name: str) -> int:
         """How many tensors or ops `name` stands for: the count of its kind of block, else 1."""
