@@ -6,6 +6,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from torch import nn
 
 from meshwright.cli import run
 from meshwright.planner.adapt import adapt, reprice
@@ -72,7 +73,7 @@ def test_a_pipeline_without_room_is_refused_by_the_command_line(capsys: pytest.C
 def test_a_wrong_pipeline_is_refused_before_a_model_is_looked_at(made: Plan) -> None:
     assert made.pipeline is not None
     wrong = with_pipeline(made, schedule=made.pipeline.schedule[::-1])
-    nothing: Any = None
+    nothing = nn.Module()
     with pytest.raises(RequestError, match="run a stage on its own rank"):
         apply(wrong, nothing)
     with pytest.raises(RequestError, match="run a stage on its own rank"):
