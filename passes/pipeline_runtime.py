@@ -26,10 +26,13 @@ from .attributes import Modules, check_attributes
 from .channels import Channels
 from .graph import Captured, value_of
 from .hooks import refuse_hooks
+from .lookup import PlanLookup
 from .microbatches import microbatches, splits, weights
 from .peers import Peers, check_separable
 from .placing import copied, held_by, local_of, of_first_rank, on_meta, placed_on, placements_of, put, tensors_of
+from .rank_mesh import RankMesh, rank_mesh
 from .recapture import Recapture
+from .shared_gradients import sum_at_first
 from .signature import Signature, check_held, signature_of, uncast
 from .simulate import piece
 from .stage_executor import Executor
@@ -38,10 +41,7 @@ from .stages import StageProgram, cut_stages
 from .training_step import call_of, clip_by_norm, loss_of, refuse_whole
 from .trees import Tree, flatten_call
 
-__all__ = ["AXIS", "PipelineParallel", "parallelize_pipeline"]
-
-# The device mesh's own axis of pipeline ranks, before the axes of the plan's mesh.
-AXIS = "pipeline"
+__all__ = ["PipelineParallel", "parallelize_pipeline"]
 
 LossFunction = Callable[[Any], torch.Tensor]
 
@@ -69,14 +69,16 @@ class PipelineParallel(nn.Module):
     def clip_grad_norm_(self, max_norm: float, norm_type: float = 2.0) -> torch.Tensor:
         """Scale the gradients down to a norm of at most `max_norm` over all ranks; the norm before."""
         state = self._meshwright
-        return clip_by_norm(self, max_norm, norm_type, counted=state.first_held, over=state.across)
+        at = state.at
+        return clip_by_norm(self, max_norm, norm_type, counted=state.first_held, over=at.across, speaks=at.speaks)
 
     def timelines(self) -> tuple[tuple[TimedAction, ...], ...]:
         """When the actions of the last step ran, by pipeline rank, in seconds since its first began; called by all
         ranks. The clocks of hosts are taken as they are."""
         state = self._meshwright
-        rows: list[Any] = [None] * dist.get_world_size(state.across)
-        dist.all_gather_object(rows, state.timeline, group=state.across)
+        rows: list[Any] = [None] * dist.get_world_size(state.at.across)
+        dist.all_gather_object(rows, state.timeline, group=state.at.across)
+        rows = state.at.by_rank(rows)
         start = min((timed.start for row in rows for timed in row), default=0.0)
         return tuple(tuple(TimedAction(t.action, t.start - start, t.end - start) for t in row) for row in rows)
 
@@ -105,7 +107,7 @@ class _Program:
         self.names = captured.input_tree.names
         self.attributes = captured.attributes
         self.graphs: dict[int, StageGraphs] = {
-            index: stage_graphs(stage, plan, state.coordinate, state.groups, state.device)
+            index: stage_graphs(stage, plan, state.at.coordinate, state.groups, state.device)
             for index, stage in enumerate(stages)
             if pipeline.stages[index].rank == state.rank
         }
@@ -127,36 +129,18 @@ class _Program:
 class _State:
     """A pipeline rank's programs, one per signature of its micro-batches, and what joins it to the others."""
 
-    def __init__(
-        self,
-        recapture: Recapture,
-        device_mesh: DeviceMesh,
-        timeout_s: float,
-        peers: Peers | None,
-    ) -> None:
+    def __init__(self, recapture: Recapture, at: RankMesh, timeout_s: float, peers: Peers | None) -> None:
         plan, self.peers = recapture.plan, peers
         assert plan.pipeline is not None
         self.recapture, self.plan, self.pipeline = recapture, plan, plan.pipeline
-        self.mesh = plan.mesh
-        assert device_mesh.mesh_dim_names is not None
-        across, *within = device_mesh.mesh_dim_names
-        self.device_mesh = device_mesh[tuple(within)]
-        self.device = torch.device(device_mesh.device_type)
-        place, coordinate = device_mesh.get_coordinate(), self.device_mesh.get_coordinate()
-        assert place is not None and coordinate is not None
-        self.rank, self.coordinate = place[0], tuple(coordinate)
-        self.groups = [self.device_mesh.get_group(axis).group_name for axis in range(self.mesh.ndim)]
-        self.across = device_mesh.get_group(across)
+        self.at, self.rank, self.mesh = at, at.rank, at.mesh
+        self.device_mesh, self.device = at.device_mesh, at.device
+        self.groups = [at.device_mesh.get_group(axis).group_name for axis in range(self.mesh.ndim)]
         self.places = [stage.rank for stage in plan.pipeline.stages]
         self.channels = Channels(
-            plan.pipeline.ranks,
-            self.rank,
-            size=self.mesh.size,
-            index=self.mesh.rank(self.coordinate),
-            device=self.device,
-            timeout_s=timeout_s,
-            processes=None if peers is None else tuple(device_mesh.mesh.flatten().tolist()),
-        )
+            at.processes, self.rank, index=at.index, device=self.device, timeout_s=timeout_s,
+            mixed=at.mixed, among_others=peers is not None,
+        )  # fmt: skip
         self.executor = Executor(plan.pipeline.order, self.rank, self.channels)
         self.programs: dict[Signature, _Program] = {}
         self.modules = Modules()
@@ -183,7 +167,8 @@ class _State:
         self.holders = holders
         self.first_held = [name for name, ranks in holders.items() if ranks[0] == self.rank]
         for ranks in sorted({ranks for ranks in holders.values() if len(ranks) > 1}):
-            self.sharing[ranks] = self.channels.group(ranks)
+            if len({self.plan.sharding_of(rank) for rank in ranks}) == 1:
+                self.sharing[ranks] = self.channels.group(ranks)
 
     def step(self, model: PipelineParallel, args: tuple, kwargs: dict[str, Any]) -> torch.Tensor:
         """See `PipelineParallel.step`."""
@@ -246,7 +231,7 @@ class _State:
         return StageWork(graphs, held, given, shares)
 
     def _piece(self, tensor: torch.Tensor, layout: tuple[str, ...]) -> torch.Tensor:
-        return piece(tensor.detach(), layout, self.mesh, self.coordinate).to(self.device)
+        return piece(tensor.detach(), layout, self.mesh, self.at.coordinate).to(self.device)
 
     def _keep(self, program: _Program, works: dict[int, StageWork], model: nn.Module, batch: int) -> None:
         """Add up gradients, of shared parameters over all that hold them, and keep changed buffers."""
@@ -258,10 +243,7 @@ class _State:
             if len(ranks) > 1 and self.rank in ranks and name in program.graded:
                 like = local_of(held_by(model, name))
                 total = totals.get(name, torch.zeros_like(like)).contiguous()
-                dist.all_reduce(total, group=self.sharing[ranks])
-                totals[name] = total
-        if self.peers is not None:
-            totals = self.peers.sum(totals, batch)
+                totals[name] = self._summed(name, total, ranks, held_by(model, name))
         layouts = {name: layout for work in works.values() for name, layout in work.graphs[0].layouts.items()}
         for name, gradient in totals.items():
             parameter = held_by(model, name)
@@ -271,6 +253,18 @@ class _State:
             for work in works.values():
                 for name, value in work.changed().items():
                     local_of(held_by(model, name)).copy_(value)
+
+    def _summed(self, name: str, total: torch.Tensor, ranks: tuple[int, ...], whole: torch.Tensor) -> torch.Tensor:
+        """The gradient of a shared parameter summed over the ranks that hold it."""
+        if ranks in self.sharing:
+            dist.all_reduce(total, group=self.sharing[ranks])
+            return total
+        meshes, places = self.plan.meshes(), {}
+        for rank in ranks:
+            layout = PlanLookup(self.plan.on_rank(rank)).layout(name)
+            assert layout is not None
+            places[rank] = layout, meshes[rank]
+        return sum_at_first(name, total, whole, places, self.channels, self.at.coordinate)
 
     def _keep_inputs(
         self,
@@ -291,7 +285,8 @@ class _State:
                         placed = self._placed(gradient, work.graphs[microbatch].layouts[name], like)
                         found[microbatch] += placed.full_tensor()
             whole = torch.cat(found) if split else torch.stack(found).sum(0)
-            dist.all_reduce(whole, group=self.across)
+            whole = whole if self.at.speaks else torch.zeros_like(whole)
+            dist.all_reduce(whole, group=self.at.across)
             whole = whole.to(tensor.device)
             tensor.grad = whole if tensor.grad is None else tensor.grad + whole
 
@@ -303,10 +298,10 @@ class _State:
     def _loss(self, program: _Program, works: dict[int, StageWork], shares: Sequence[float]) -> torch.Tensor:
         """The mean over the samples, from the stage that makes it to all ranks."""
         mean = torch.zeros((), dtype=program.loss.dtype, device=self.device)
-        for work in works.values():
+        for work in works.values() if self.at.speaks else ():
             for (_, microbatch), value in work.results.items():
                 mean = mean + value * shares[microbatch]
-        dist.all_reduce(mean, group=self.across)
+        dist.all_reduce(mean, group=self.at.across)
         return mean
 
 
@@ -314,7 +309,7 @@ def parallelize_pipeline(
     model: nn.Module,
     captured: Captured,
     plan: Plan,
-    device_mesh: DeviceMesh,
+    device_mesh: DeviceMesh | None,
     *,
     loss: LossFunction | None = None,
     in_place: bool = False,
@@ -326,21 +321,16 @@ def parallelize_pipeline(
     same one with `in_place`.
 
     `captured` is the model on one micro-batch with its loss; `device_mesh` has the axis 'pipeline' and then those of
-    the plan's mesh. A rank that waits for another longer than `timeout_s` raises. Weights that are there are taken
-    over, rank 0's on every rank; see `passes.runtime.parallelize`. With `peers` this is one replica of several, on its
-    share of each batch.
+    the plan's mesh, or is None where ranks have different meshes (see `rank_mesh`). A rank that waits for another
+    longer than `timeout_s` raises. Weights that are there are taken over, rank 0's on every rank; see
+    `passes.runtime.parallelize`. With `peers` this is one replica of several, on its share of each batch.
     """
-    assert plan.pipeline is not None
+    if peers is not None:
+        plan.one_mesh("one replica of several")
     refuse_hooks(model)
-    shape = tuple(device_mesh.mesh.shape)
-    first = (device_mesh.mesh_dim_names or ("",))[0]
-    if shape != (plan.pipeline.ranks, *plan.mesh.shape) or first.partition("@")[0] != AXIS:
-        raise ReplayError(
-            f"'device_mesh' must have an axis '{AXIS}' of {plan.pipeline.ranks} and the plan's mesh {plan.mesh}, got "
-            f"{'x'.join(map(str, shape))} with axes {device_mesh.mesh_dim_names}; leave it out, or plan again"
-        )
+    at = rank_mesh(plan, device_mesh)
     again = Recapture(skeleton=on_meta(model), plan=plan, loss=loss or loss_of, again=captured.again, sound=sound)
-    state = _State(again, device_mesh, timeout_s, peers)
+    state = _State(again, at, timeout_s, peers)
     program = state.add(captured, signature_of(captured, model, state.device))
     state.join(program.holders(state.places))
     layouts = program.layouts()
@@ -348,7 +338,7 @@ def parallelize_pipeline(
     for name, tensor in tensors_of(model, captured):
         values = of_first_rank(tensor.detach(), state.device)
         here = state.rank in state.holders.get(name, ())
-        pieces[id(tensor)] = placed_on(tensor, values, layouts[name], state.device_mesh, plan.mesh) if here else None
+        pieces[id(tensor)] = placed_on(tensor, values, layouts[name], state.device_mesh, at.mesh) if here else None
     return _typed(_with_pieces(model, pieces, in_place=in_place), state)
 
 

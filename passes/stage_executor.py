@@ -78,7 +78,9 @@ class Executor:
             to = stage + 1 if kind == "SEND_F" else stage - 1
             tensors = moving.pop(Action(to, kind[-1], action.microbatch))
             assert isinstance(tensors, list)
-            self.channels.send(tensors, self.placement[to])
+            graphs = works[stage].at(action)
+            parts = graphs.sends if kind == "SEND_F" else graphs.sends_gradient
+            self.channels.send(tensors, parts, self.placement[to])
         else:
             self._compute(action, works[stage], moving, clock, seed)
 

@@ -21,6 +21,7 @@ from ..plans.plan import Plan
 from ..plans.steps import parse_step
 from .collectives import Emitter
 from .graph import values_of
+from .handover import Part, given_parts, taken_parts, whole_part
 from .keeping import kept_once
 from .local import LocalProgram, gathering, localize, reduction
 from .naming import draws_random
@@ -37,11 +38,13 @@ DRAWS = 7_368_787
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Expected:
-    """A tensor that comes from another stage: its name, the shape (elements) of this rank's piece, and its dtype."""
+    """A tensor that comes from another stage: its name, the shape (elements) of this rank's piece, its dtype, and the
+    parts in which it comes."""
 
     name: str
     shape: tuple[int, ...]
     dtype: torch.dtype
+    parts: tuple[Part, ...]
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -52,6 +55,7 @@ class StageGraphs:
     taken       positions of what the backward reads that W reads as well
     layouts     where each source lies
     receives, receives_gradient   the pieces that come from the neighbouring stages
+    sends, sends_gradient         the parts in which each value goes to them
     """
 
     stage: StageProgram
@@ -61,6 +65,8 @@ class StageGraphs:
     layouts: Mapping[str, Layout]
     receives: tuple[Expected, ...]
     receives_gradient: tuple[Expected, ...]
+    sends: tuple[tuple[Part, ...], ...]
+    sends_gradient: tuple[tuple[Part, ...], ...]
 
 
 def stage_graphs(
@@ -75,7 +81,8 @@ def stage_graphs(
     Gradients that end in a collective are added up over the micro-batches before it, once, unless the plan reduces them
     in each.
     """
-    captured, lookup, mesh = stage.captured, StageLookup(plan, stage), plan.mesh
+    captured, lookup = stage.captured, StageLookup(plan, stage)
+    mesh = lookup.whole.plan.mesh
     parameters = [s.name for s in captured.sources.values() if s.kind == "parameter" and s.name in captured.grads]
     once = plan.pipeline is None or plan.pipeline.reduce_gradients == "step"
     late = [name for name in parameters if once and _ends_in_collective(lookup, name)]
@@ -96,15 +103,19 @@ def stage_graphs(
         "REDUCE_GRAD": last,
     }
     layouts = {source.name: lookup(source.name).outputs[0] for source in captured.sources.values()}
-    expected = _Expectations(stage, lookup, mesh, coordinate)
+    boundary = _Boundary(stage, plan, lookup, coordinate)
     return StageGraphs(
         stage=stage,
         program=program,
         graphs=graphs,
         taken=steps.taken,
         layouts={name: layout for name, layout in layouts.items() if layout is not None},
-        receives=expected.of(stage.receives),
-        receives_gradient=expected.of(stage.receives_gradient),
+        receives=boundary.expected(stage.receives, stage.index - 1),
+        receives_gradient=boundary.expected(stage.receives_gradient, stage.index + 1),
+        sends=boundary.leaving(stage.sends, stage.captured.outputs, stage.index + 1),
+        sends_gradient=boundary.leaving(
+            stage.sends_gradient, [captured.grads[name] for name in stage.sends_gradient], stage.index - 1
+        ),
     )
 
 
@@ -125,20 +136,51 @@ def drawing(graphs: StageGraphs, action: Action, seed: int) -> Iterator[None]:
         yield
 
 
-class _Expectations:
-    def __init__(self, stage: StageProgram, lookup: StageLookup, mesh: Mesh, coordinate: tuple[int, ...]) -> None:
-        self.lookup, self.mesh, self.coordinate = lookup, mesh, coordinate
+class _Boundary:
+    """What one rank is given by the neighbouring stages and gives them."""
+
+    def __init__(self, stage: StageProgram, plan: Plan, lookup: StageLookup, coordinate: tuple[int, ...]) -> None:
+        self.plan, self.lookup, self.coordinate = plan, lookup, coordinate
+        self.mesh = lookup.whole.plan.mesh
         captured = stage.captured
         self.nodes = {captured.names[n]: n for n in (*captured.sources, *captured.tangents.values())}
 
-    def of(self, names: Sequence[str]) -> tuple[Expected, ...]:
-        return tuple(self._one(name) for name in names)
+    def expected(self, names: Sequence[str], other: int) -> tuple[Expected, ...]:
+        """The values that come from stage `other`."""
+        return tuple(self._one(name, other) for name in names)
 
-    def _one(self, name: str) -> Expected:
+    def _one(self, name: str, other: int) -> Expected:
         value, layout = values_of(self.nodes[name])[0], self.lookup(name).outputs[0]
         assert value is not None and layout is not None
         shape = local_shape(value.shape, layout, self.mesh.shape, self.coordinate)
-        return Expected(name=name, shape=shape, dtype=value.dtype)
+        way = self.lookup.landing.get(name)
+        if way is None:
+            parts = whole_part(self.mesh, self.coordinate)
+        else:
+            start, end = (way.sent, self._mesh(other)), (way.landed, self.mesh)
+            parts = taken_parts(value, start, end, self.coordinate)
+        return Expected(name=name, shape=shape, dtype=value.dtype, parts=parts)
+
+    def leaving(
+        self, names: Sequence[str], nodes: Sequence[fx.Node | None], other: int
+    ) -> tuple[tuple[Part, ...], ...]:
+        """The parts of the values `names`, made by `nodes`, that go to stage `other`."""
+        found: list[tuple[Part, ...]] = []
+        for name, node in zip(names, nodes, strict=False):
+            way = self.lookup.leaving.get(name)
+            if way is None:
+                found.append(whole_part(self.mesh, self.coordinate))
+                continue
+            assert node is not None
+            value = values_of(node)[0]
+            assert value is not None
+            start, end = (way.sent, self.mesh), (way.landed, self._mesh(other))
+            found.append(given_parts(value, start, end, self.coordinate))
+        return tuple(found)
+
+    def _mesh(self, stage: int) -> Mesh:
+        assert self.plan.pipeline is not None
+        return self.plan.meshes()[self.plan.pipeline.stages[stage].rank]
 
 
 class StageWork:

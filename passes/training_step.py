@@ -63,11 +63,12 @@ def clip_by_norm(
     *,
     counted: Sequence[str] | None = None,
     over: dist.ProcessGroup | None = None,
+    speaks: bool = True,
 ) -> torch.Tensor:
     """Scale the gradients of `model` down to a norm of at most `max_norm`; the norm before, over all ranks.
 
     `counted` are the parameters that this rank adds to the norm, by default all; `over` is the group of pipeline ranks
-    that hold the others.
+    that hold the others; a process that does not speak adds nothing.
     """
     held = {name: p for name, p in model.named_parameters() if p.grad is not None}
     own = [p.grad for name, p in held.items() if p.grad is not None and (counted is None or name in counted)]
@@ -79,7 +80,7 @@ def clip_by_norm(
         if norm_type == float("inf"):
             dist.all_reduce(norm, dist.ReduceOp.MAX, group=over)
         else:
-            norm = norm**norm_type
+            norm = norm**norm_type if speaks else torch.zeros_like(norm)
             dist.all_reduce(norm, group=over)
             norm = norm ** (1.0 / norm_type)
     nn.utils.clip_grads_with_norm_(held.values(), max_norm, norm)

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from msgspec import UNSET
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
@@ -17,7 +18,8 @@ from ..passes.graph import Captured
 from ..passes.lookup import PlanLookup
 from ..passes.microbatches import microbatch
 from ..passes.naming import op_name
-from ..passes.pipeline_runtime import AXIS, parallelize_pipeline
+from ..passes.pipeline_runtime import parallelize_pipeline
+from ..passes.rank_mesh import AXIS
 from ..passes.runtime import parallelize
 from ..passes.training_step import loss_of
 from ..passes.trees import flatten_call
@@ -82,7 +84,8 @@ def apply(
     )  # fmt: skip
     if plan.pipeline is not None:
         plan.pipeline.check()
-    mesh = device_mesh or device_mesh_for(plan.mesh, plan.pipeline)
+    mixed = plan.stage_meshes is not UNSET
+    mesh = device_mesh if device_mesh is not None or mixed else device_mesh_for(plan.mesh, plan.pipeline)
     if adapt:
         from .adapt import adapt as carried_over
 
@@ -94,6 +97,7 @@ def apply(
         return parallelize_pipeline(
             model, captured, plan, mesh, loss=loss, in_place=in_place, sound=sound, timeout_s=timeout_s
         )
+    assert mesh is not None
     captured = capture_for(plan, model, args, kwargs or {}, loss, rules)
     _same_ops(plan, captured)
     return parallelize(model, captured, plan, mesh, loss=loss, in_place=in_place, sound=sound)

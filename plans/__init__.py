@@ -43,6 +43,7 @@ from .migration import Carried, Migration, Missing, Move, Place, carried, migrat
 from .pipelines import Pipeline, Stage, StageCost
 from .plan import (
     Block,
+    Crossing,
     Edge,
     Memory,
     Model,
@@ -51,7 +52,9 @@ from .plan import (
     Origin,
     Plan,
     Predicted,
+    Sharding,
     Solver,
+    StageMeshes,
     Tensor,
     plan_schema,
 )
@@ -76,6 +79,7 @@ __all__ = [
     "CheckError",
     "Cluster",
     "Conflict",
+    "Crossing",
     "Departure",
     "Diff",
     "Edge",
@@ -115,9 +119,11 @@ __all__ = [
     "Report",
     "RequestError",
     "Schedule",
+    "Sharding",
     "Solver",
     "Stage",
     "StageCost",
+    "StageMeshes",
     "StateLost",
     "Step",
     "StepError",

@@ -12,7 +12,7 @@ import os
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import msgspec
-from msgspec import Meta, Struct
+from msgspec import UNSET, Meta, Struct, UnsetType
 
 from . import plan_file
 from .clusters import Cluster
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Block",
+    "Crossing",
     "DynamicDim",
     "Edge",
     "Memory",
@@ -36,7 +37,9 @@ __all__ = [
     "Origin",
     "Plan",
     "Predicted",
+    "Sharding",
     "Solver",
+    "StageMeshes",
     "Tensor",
     "plan_schema",
 ]
@@ -217,11 +220,50 @@ class Solver(_Record, frozen=True, kw_only=True):
     choices: Count
 
 
+class Sharding(_Record, frozen=True, kw_only=True):
+    """How the stages of some pipeline `ranks` lie on a mesh of their own; keys as those of the plan, for the whole
+    model."""
+
+    ranks: Annotated[tuple[Annotated[int, Meta(ge=0, lt=2**16)], ...], Meta(min_length=1, max_length=2**16)]
+    mesh: Mesh
+    parameters: tuple[Tensor, ...]
+    buffers: tuple[Tensor, ...]
+    inputs: tuple[Tensor, ...]
+    outputs: tuple[Tensor, ...]
+    nodes: tuple[Node, ...]
+
+
+class Crossing(_Record, frozen=True, kw_only=True):
+    """How a value, or a gradient, goes from a stage of sharding `before` to one of sharding `after` (0: the plan's own,
+    n: number n - 1 of `StageMeshes.shardings`).
+
+    From where its op leaves it, `sent_steps` on the mesh of `before` lead to `sent`, in which no sum is pending; every
+    device of `after` is given its piece of `landed`, and `landed_steps` lead to where that op would have left it on
+    the mesh of `after`. `time_s` is of one micro-batch."""
+
+    value: Name
+    before: Count
+    after: Count
+    sent: Layout
+    sent_steps: Annotated[tuple[Step, ...], Meta(max_length=64)] = ()
+    landed: Layout
+    landed_steps: Annotated[tuple[Step, ...], Meta(max_length=64)] = ()
+    time_s: Seconds = 0.0
+
+
+class StageMeshes(_Record, frozen=True, kw_only=True):
+    """The meshes of pipeline ranks that are not the plan's own, and what crosses between stages on different ones."""
+
+    shardings: Annotated[tuple[Sharding, ...], Meta(min_length=1, max_length=64)]
+    crossings: Annotated[tuple[Crossing, ...], Meta(max_length=2**16)]
+
+
 class Plan(_Record, frozen=True, kw_only=True):
-    """How one model is split over one cluster."""
+    """How one model is split over one cluster. Version 2 is a plan whose pipeline ranks have different meshes
+    (`stage_meshes`); all others are of version 1, without that key."""
 
     format: Literal["meshwright-plan"] = "meshwright-plan"
-    version: Literal[1] = 1
+    version: Literal[1, 2] = 1
     meshwright_version: Version
     torch_version: Version
     model: Model
@@ -237,6 +279,7 @@ class Plan(_Record, frozen=True, kw_only=True):
     solver: Solver
     calibration: Text
     pipeline: Pipeline | None = None
+    stage_meshes: StageMeshes | UnsetType = UNSET
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Plan:
@@ -261,6 +304,37 @@ class Plan(_Record, frozen=True, kw_only=True):
         """A sha256 of the plan's file, `solver.seconds` left out: how long a search took is not what it found."""
         solver = msgspec.structs.replace(self.solver, seconds=0.0)
         return hashlib.sha256(msgspec.structs.replace(self, solver=solver).to_bytes()).hexdigest()
+
+    def sharding_of(self, rank: int) -> int:
+        """Which sharding the stages of pipeline rank `rank` have: 0 for the plan's own (see `Crossing`)."""
+        if self.stage_meshes is UNSET:
+            return 0
+        return next((n for n, one in enumerate(self.stage_meshes.shardings, 1) if rank in one.ranks), 0)
+
+    def on_rank(self, rank: int) -> Plan:
+        """The plan as the stages of pipeline rank `rank` see it: all on their mesh."""
+        number = self.sharding_of(rank)
+        if self.stage_meshes is UNSET:
+            return self
+        if number == 0:
+            return msgspec.structs.replace(self, version=1, stage_meshes=UNSET)
+        one = self.stage_meshes.shardings[number - 1]
+        return msgspec.structs.replace(
+            self, version=1, stage_meshes=UNSET, mesh=one.mesh, parameters=one.parameters, buffers=one.buffers,
+            inputs=one.inputs, outputs=one.outputs, nodes=one.nodes,
+        )  # fmt: skip
+
+    def meshes(self) -> tuple[Mesh, ...]:
+        """The mesh of each pipeline rank; of a plan without a pipeline, its mesh."""
+        ranks = range(1 if self.pipeline is None else self.pipeline.ranks)
+        shardings = () if self.stage_meshes is UNSET else self.stage_meshes.shardings
+        return tuple((self, *shardings)[self.sharding_of(rank)].mesh for rank in ranks)
+
+    def processes(self, rank: int) -> range:
+        """The processes that play pipeline rank `rank`, in the order of its mesh."""
+        sizes = [mesh.size for mesh in self.meshes()]
+        start = sum(sizes[:rank])
+        return range(start, start + sizes[rank])
 
     def copies(self, name: str) -> int:
         """How many tensors or ops `name` stands for: the count of its kind of block, else 1."""
@@ -291,10 +365,11 @@ class Plan(_Record, frozen=True, kw_only=True):
 
 
 def plan_schema() -> dict[str, Any]:
-    """The JSON Schema of the plan file: every key is required, no other key is allowed."""
+    """The JSON Schema of the plan file: every key is required (`stage_meshes` by version 2), no other is allowed."""
     schema = msgspec.json.schema(Plan)
-    for part in schema["$defs"].values():
-        part["required"] = list(part["properties"])
+    for name, part in schema["$defs"].items():
+        # Version 1 has none: see `Plan`.
+        part["required"] = [key for key in part["properties"] if (name, key) != ("Plan", "stage_meshes")]
         part["additionalProperties"] = False
         for rule in part["properties"].values():
             rule.pop("default", None)

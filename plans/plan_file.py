@@ -141,9 +141,9 @@ def _replace(name: str, scratch: str, data: bytes) -> None:
 def _check_header(header: _Header, where: str) -> None:
     if header.format != "meshwright-plan":
         raise PlanError(_message("format", "be 'meshwright-plan'", repr(header.format), where))
-    if type(header.version) is not int or header.version != 1:
+    if type(header.version) is not int or header.version not in (1, 2):
         raise PlanError(
-            f"plan key 'version' must be 1, got {_clean(repr(header.version))}; in {_clean(where)}; "
+            f"plan key 'version' must be 1 or 2, got {_clean(repr(header.version))}; in {_clean(where)}; "
             "read it with the version of meshwright that wrote it, or write the plan again with this one"
         )
 

@@ -8,8 +8,11 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
+from msgspec import UNSET
+
 from .errors import RequestError
 from .layouts import is_partial, shard_dim
+from .stage_rules import PlanRuleError, check_stage_meshes
 from .stamps import numbers_of, stamped_block
 from .steps import parse_step
 
@@ -23,21 +26,24 @@ _TANGENT = re.compile(r"(tangent|constant)\.\w{1,64}", re.ASCII)
 _SLACK = 1e-6
 
 
-class PlanRuleError(Exception):
-    """A rule that a plan breaks: the key, the rule and the value. `plan_file` turns it into a PlanError."""
-
-    def __init__(self, key: str, rule: str, value: Any) -> None:
-        super().__init__(key, rule)
-        self.key = key
-        self.rule = rule
-        self.value = value if isinstance(value, str) else repr(value)[:400]
-
-
 def check(plan: Plan) -> None:
     """Raise PlanRuleError for the first rule that `plan` breaks."""
     _check_values(plan)
     _check_mesh(plan)
     _check_blocks(plan)
+    _check_tensors(plan)
+    _check_pipeline(plan)
+    check_stage_meshes(plan, _check_sharding)
+    _check_figures(plan)
+
+
+def _check_sharding(plan: Plan) -> None:
+    """What one mesh has: axes, tensors and nodes."""
+    _check_axes(plan)
+    _check_tensors(plan)
+
+
+def _check_tensors(plan: Plan) -> None:
     for kind in ("parameters", "buffers", "inputs", "outputs"):
         tensors: tuple[Tensor, ...] = getattr(plan, kind)
         _check_names(plan, kind, [tensor.name for tensor in tensors])
@@ -45,8 +51,6 @@ def check(plan: Plan) -> None:
             _check_tensor(plan, tensor, f"{kind}[{index}]", may_be_partial=kind == "outputs")
     _check_names(plan, "nodes", [node.name for node in plan.nodes])
     _check_nodes(plan)
-    _check_pipeline(plan)
-    _check_figures(plan)
 
 
 def _check_values(plan: Plan) -> None:
@@ -71,13 +75,19 @@ def _leaves(value: Any, at: str) -> Iterator[tuple[str, Any]]:
 
 
 def _check_mesh(plan: Plan) -> None:
-    for index, name in enumerate(plan.mesh.axis_names):
-        if not _AXIS.fullmatch(name):
-            raise PlanRuleError(f"mesh.axis_names[{index}]", "be a word of at most 32 letters", name)
+    _check_axes(plan)
+    if plan.stage_meshes is not UNSET:
+        return
     ranks = 1 if plan.pipeline is None else plan.pipeline.ranks
     if ranks * plan.mesh.size > plan.cluster.size:
         rule = f"have, times the pipeline's ranks, at most the cluster's {plan.cluster.size} devices"
         raise PlanRuleError("mesh.shape", rule, f"{ranks} x {plan.mesh} = {ranks * plan.mesh.size}")
+
+
+def _check_axes(plan: Plan) -> None:
+    for index, name in enumerate(plan.mesh.axis_names):
+        if not _AXIS.fullmatch(name):
+            raise PlanRuleError(f"mesh.axis_names[{index}]", "be a word of at most 32 letters", name)
 
 
 def _check_pipeline(plan: Plan) -> None:

@@ -30,6 +30,12 @@ CASES = {
     3: (("1f1b", "1"), ("zb-h1", "1")),
     4: (("zb-h1", "2"), ("1f1b", "2")),
 }
+# Meshes of the pipeline ranks that differ, by the number of ranks.
+MIXED = {
+    3: (("2", "1"), ("1", "2")),
+    4: (("2", "1x2"), ("3", "1"), ("1", "2", "1"), ("1x2", "2")),
+    8: (("4", "2x2"),),
+}
 FIRSTS = ("", "blocks.0", "blocks.1", "head")
 
 
@@ -200,4 +206,24 @@ def random_piped(size: int, folder: Path) -> Results:
         yield f"trained {seed}", max(everywhere(alike(alone, parallel, args, optimizers)))
 
 
-JOBS = {job.__name__: job for job in (piped, grid, random_piped)}
+def mixed_piped(size: int, folder: Path) -> Results:
+    """Random cuts, placements, orders and plans, and ranks with different meshes."""
+    import random
+
+    found = helpers()
+    for seed, meshes in enumerate(MIXED[size]):
+        rng = random.Random(100 * size + seed)
+        torch.manual_seed(0)
+        model = [found.Tied, found.Twisted][seed % 2]().double()
+        args = found.batch_of(model, 4)
+        order = found.random_schedule(rng.randint(len(meshes), 5), len(meshes), rng.choice([2, 4]), rng)
+        mode = rng.choice(["none", "pointwise", "block"])
+        build = {"meshes": meshes, "schedule": order, "seed": seed, "recompute": mode}
+        plan = agreed(lambda model=model, args=args, build=build: found.mixed(model, args, **build)[0])
+        alone, parallel = copy.deepcopy(model), meshwright.apply(plan, model, args, timeout_s=60)
+        optimizers = [optimizer_of(alone), optimizer_of(parallel)]
+        yield f"trained {'/'.join(meshes)}", max(everywhere(alike(alone, parallel, args, optimizers)))
+        yield f"rows {'/'.join(meshes)}", len(parallel.timelines())
+
+
+JOBS = {job.__name__: job for job in (piped, grid, random_piped, mixed_piped)}

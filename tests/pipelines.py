@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -15,9 +16,10 @@ from meshwright.passes.places import forward_ops
 from meshwright.passes.stages import cut_stages
 from meshwright.planner.api import draft
 from meshwright.planner.checking.verify import random_plan, usual_cluster
+from meshwright.planner.stages.crossings import Side, crossings_of, on_meshes
 from meshwright.plans import Action, Mesh, Pipeline, Plan, RequestError, Schedule
 
-__all__ = ["Tied", "Twisted", "batch_of", "pipelined", "random_firsts", "random_schedule"]
+__all__ = ["Tied", "Twisted", "batch_of", "mixed", "pipelined", "random_firsts", "random_schedule"]
 
 
 class Twisted(nn.Module):
@@ -134,3 +136,35 @@ def pipelined(
     pipeline = Pipeline.of(firsts, schedule, reduce_gradients="microbatch" if seed % 4 == 1 else "step")
     pipeline.check()
     return msgspec.structs.replace(plan, pipeline=pipeline, cluster=cluster), prepared.captured
+
+
+def mixed(
+    model: nn.Module,
+    args: tuple,
+    *,
+    meshes: Sequence[str],
+    schedule: Schedule,
+    seed: int,
+    recompute: Any = "none",
+    firsts: Any = None,
+) -> tuple[Plan, Captured]:
+    """As `pipelined`, with the mesh `meshes[r]` for pipeline rank r, a random plan for each mesh and random ways between
+    them."""
+    rng = random.Random(seed)
+    one = microbatch(args, {}, schedule.microbatches)
+    grids = [Mesh.parse(text) for text in dict.fromkeys(meshes)]
+    drafts = [draft(model, *one, cluster=usual_cluster(g), mesh=g, recompute=recompute, whole=True) for g in grids]
+    captured = drafts[0].captured
+    firsts = firsts or random_firsts(captured, schedule.stages, rng)
+    pipeline = Pipeline.of(firsts, schedule, reduce_gradients="microbatch" if seed % 4 == 1 else "step")
+    pipeline.check()
+    cluster = usual_cluster(Mesh.of((sum(Mesh.parse(text).size for text in meshes),)))
+    views = [
+        msgspec.structs.replace(random_plan(made, seed + at), pipeline=pipeline, cluster=cluster)
+        for at, made in enumerate(drafts)
+    ]
+    numbers = [list(dict.fromkeys(meshes)).index(text) for text in meshes]
+    sides = [Side(at, view, made.formulation.transitions) for at, (view, made) in enumerate(zip(views, drafts, strict=True))]
+    places = [sides[numbers[rank]] for rank in schedule.placement]
+    ways = crossings_of(cut_stages(captured, firsts), places, lambda size: 1e-6 + size / 1e9, rng.choice)
+    return on_meshes(views, numbers, ways) if len(views) > 1 else views[0], captured

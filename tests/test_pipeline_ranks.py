@@ -62,3 +62,9 @@ def test_random_pipelines(size: int, tmp_path: Path) -> None:
 @pytest.mark.parametrize("size", [2, 3, 4])
 def test_stages_on_meshes(size: int, tmp_path: Path) -> None:
     assert max(numbers(on_ranks("grid", size, tmp_path)["grid"])) < TOLERANCE
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("size", [3, 4, 8])
+def test_ranks_with_different_meshes(size: int, tmp_path: Path) -> None:
+    assert max(numbers(on_ranks("mixed_piped", size, tmp_path)["mixed_piped"])) < TOLERANCE

@@ -13,10 +13,11 @@ from ...passes.hooks import refuse_hooks
 from ...passes.microbatches import microbatches, sizes_of, weights
 from ...passes.simulate import assemble, piece
 from ...passes.stage_simulate import run_pipeline
-from ...passes.stage_work import StageWork, stage_graphs
-from ...passes.stages import cut_stages
+from ...passes.stage_work import StageGraphs, StageWork, stage_graphs
+from ...passes.stages import StageProgram, cut_stages
 from ...passes.trees import flatten_call
 from ...plans.errors import CheckError
+from ...plans.meshes import Mesh
 from ...plans.plan import Plan
 from .check import EPS, Record
 
@@ -50,37 +51,43 @@ class _Simulation:
         self, model: nn.Module, args: Sequence[Any], kwargs: dict[str, Any], by_size: Sequence[Captured], plan: Plan
     ) -> None:
         assert plan.pipeline is not None
-        self.model, self.plan, self.mesh, self.pipeline = model, plan, plan.mesh, plan.pipeline
+        self.model, self.plan, self.meshes, self.pipeline = model, plan, plan.meshes(), plan.pipeline
         cuts = [cut_stages(captured, [stage.first for stage in plan.pipeline.stages]) for captured in by_size]
         self.stages, captured = cuts[0], by_size[0]
-        groups = [f"axis:{axis}" for axis in range(self.mesh.ndim)]
+        self.places = [stage.rank for stage in plan.pipeline.stages]
         # By size of micro-batch, stage and rank of the mesh.
-        self.graphs = [
-            [[stage_graphs(s, plan, c, groups) for c in self.mesh.coordinates()] for s in stages] for stages in cuts
-        ]
+        self.graphs = [[self._graphs(stage, plan) for stage in stages] for stages in cuts]
         self.tensors, self.tree = flatten_call(args, kwargs)
         self.parts = microbatches(self.tensors, self.tree, plan.pipeline.microbatches)
         self.weights = weights(self.tensors, plan.pipeline.microbatches)
         self.sources = {s.name: s for s in captured.sources.values()}
-        self.places = [stage.rank for stage in plan.pipeline.stages]
         # By pipeline rank, rank of the mesh and name.
-        self.held: list[list[dict[str, torch.Tensor]]] = [
-            [{} for _ in self.mesh.coordinates()] for _ in range(plan.pipeline.ranks)
-        ]
-        self.layouts: dict[str, Any] = {}
+        self.held: list[list[dict[str, torch.Tensor]]] = [[{} for _ in range(mesh.size)] for mesh in self.meshes]
+        # By pipeline rank and name.
+        self.layouts: list[dict[str, Any]] = [{} for _ in self.meshes]
         for stage, graphs in enumerate(self.graphs[0]):
             self._hold(stage, graphs)
 
-    def _hold(self, stage: int, graphs: list) -> None:
-        for rank, (one, coordinate) in enumerate(zip(graphs, self.mesh.coordinates(), strict=True)):
-            held = self.held[self.places[stage]][rank]
+    def _graphs(self, stage: StageProgram, plan: Plan) -> list[StageGraphs]:
+        """A stage's graphs on each rank of its mesh."""
+        mesh = self._mesh(stage.index)
+        groups = [f"axis:{axis}" for axis in range(mesh.ndim)]
+        return [stage_graphs(stage, plan, coordinate, groups) for coordinate in mesh.coordinates()]
+
+    def _mesh(self, stage: int) -> Mesh:
+        return self.meshes[self.places[stage]]
+
+    def _hold(self, stage: int, graphs: list[StageGraphs]) -> None:
+        place, mesh = self.places[stage], self._mesh(stage)
+        for rank, (one, coordinate) in enumerate(zip(graphs, mesh.coordinates(), strict=True)):
+            held = self.held[place][rank]
             for source in one.stage.captured.sources.values():
-                self.layouts[source.name] = one.layouts[source.name]
+                self.layouts[place][source.name] = one.layouts[source.name]
                 if source.kind == "input" or source.name in held:
                     continue
                 path, _, key = source.name.rpartition(".")
                 whole = getattr(self.model.get_submodule(path), key).detach()
-                held[source.name] = piece(whole, one.layouts[source.name], self.mesh, coordinate)
+                held[source.name] = piece(whole, one.layouts[source.name], mesh, coordinate)
 
     def train(self, steps: int, seed: int) -> Record:
         record = Record()
@@ -108,37 +115,50 @@ class _Simulation:
         return torch.optim.AdamW(trained, lr=1e-3, eps=EPS, foreach=False) if trained else None
 
     def _step(self, record: Record, step: int) -> list[list[dict[str, torch.Tensor]]]:
-        """Every rank's gradients by name, those of shared parameters summed over their stages."""
+        """Every rank's gradients by name."""
         works: list[list[StageWork]] = []
         for stage in range(len(self.stages)):
             by_size = zip(*(graphs[stage] for graphs in self.graphs), strict=True)
-            ranks = zip(by_size, self.held[self.places[stage]], self.mesh.coordinates(), strict=True)
-            works.append([self._work(graphs, held, coordinate) for graphs, held, coordinate in ranks])
-        run_pipeline(self.pipeline.order, works, self.mesh)
-        totals: list[dict[str, torch.Tensor]] = []
-        for rank in range(self.mesh.size):
-            total: dict[str, torch.Tensor] = {}
-            for work in (ranks[rank] for ranks in works):
-                for name, gradient in work.gradients.items():
-                    total[name] = total[name] + gradient if name in total else gradient
-            totals.append(total)
+            mesh = self._mesh(stage)
+            ranks = zip(by_size, self.held[self.places[stage]], mesh.coordinates(), strict=True)
+            works.append([self._work(graphs, held, mesh, coordinate) for graphs, held, coordinate in ranks])
+        run_pipeline(self.pipeline.order, works, self.meshes)
         for stage, ranks in enumerate(works):
             for held, work in zip(self.held[self.places[stage]], ranks, strict=True):
                 held.update(work.changed())
-        gradients = [
-            [{n: g for n, g in total.items() if n in h} for total, h in zip(totals, ranks, strict=True)]
-            for ranks in self.held
-        ]
+        gradients = self._gradients(works)
         self._record(record, step, works, gradients)
         return gradients
 
-    def _work(self, by_size: tuple, held: dict[str, torch.Tensor], coordinate: tuple[int, ...]) -> StageWork:
+    def _gradients(self, works: list[list[StageWork]]) -> list[list[dict[str, torch.Tensor]]]:
+        """Each rank's gradients, those of shared parameters summed over all stages that hold them."""
+        own: list[list[dict[str, torch.Tensor]]] = [[{} for _ in range(mesh.size)] for mesh in self.meshes]
+        for stage, ranks in enumerate(works):
+            for total, work in zip(own[self.places[stage]], ranks, strict=True):
+                for name, gradient in work.gradients.items():
+                    total[name] = total[name] + gradient if name in total else gradient
+        for name, source in self.sources.items():
+            holders = [rank for rank, held in enumerate(self.held) if name in held[0]]
+            if source.kind != "parameter" or len(holders) < 2 or not any(name in own[rank][0] for rank in holders):
+                continue
+            wholes = [
+                self._assembled(name, own, rank, f"gradient of {name}") for rank in holders if name in own[rank][0]
+            ]
+            whole = torch.stack(wholes).sum(0)
+            for rank in holders:
+                for total, at in zip(own[rank], self.meshes[rank].coordinates(), strict=True):
+                    total[name] = piece(whole, self.layouts[rank][name], self.meshes[rank], at)
+        return own
+
+    def _work(
+        self, by_size: tuple, held: dict[str, torch.Tensor], mesh: Mesh, coordinate: tuple[int, ...]
+    ) -> StageWork:
         """One stage on one rank; `by_size` are its graphs for micro-batches of the first size, and of the last."""
         largest = max(sizes := sizes_of(self.tensors, self.pipeline.microbatches))
         graphs = [by_size[0] if size == largest else by_size[-1] for size in sizes]
         batches = [
             {
-                n: piece(t.detach(), one.layouts[n], self.mesh, coordinate)
+                n: piece(t.detach(), one.layouts[n], mesh, coordinate)
                 for n, t in zip(self.tree.names, part, strict=True)
                 if n in one.program.sources
             }
@@ -159,15 +179,19 @@ class _Simulation:
     def _whole(self, name: str, ranks: list[list[dict[str, torch.Tensor]]], what: str) -> torch.Tensor | None:
         """The tensor of all its pieces; CheckError where pipeline ranks hold different ones."""
         found: torch.Tensor | None = None
-        for rank in ranks:
+        for number, rank in enumerate(ranks):
             if name not in rank[0]:
                 continue
-            pieces = [one[name].detach() for one in rank]
-            whole = assemble(pieces, self.sources[name].shape, self.layouts[name], self.mesh, what)
+            whole = self._assembled(name, ranks, number, what)
             if found is not None and not torch.equal(found, whole):
                 raise CheckError(f"{what} must be equal on all pipeline ranks that hold it, got different values")
             found = whole
         return found
+
+    def _assembled(self, name: str, ranks: list[list[dict[str, torch.Tensor]]], rank: int, what: str) -> torch.Tensor:
+        """The tensor as pipeline rank `rank` holds it."""
+        pieces = [one[name].detach() for one in ranks[rank]]
+        return assemble(pieces, self.sources[name].shape, self.layouts[rank][name], self.meshes[rank], what)
 
 
 def _flat(ranks: list[list[Any]]) -> list[Any]:

@@ -13,12 +13,14 @@ from typing import Any
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
+from msgspec import UNSET
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 
 from ...passes.capture import capture
 from ...passes.microbatches import microbatch
-from ...passes.pipeline_runtime import AXIS, parallelize_pipeline
+from ...passes.pipeline_runtime import parallelize_pipeline
+from ...passes.rank_mesh import AXIS
 from ...passes.runtime import parallelize
 from ...plans.errors import CheckError
 from ...plans.plan import Plan
@@ -55,7 +57,7 @@ def train_pipeline_on_gloo(build: Build, plan: Plan, *, wide: bool, steps: int, 
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder)
         (path / "plan.json").write_bytes(plan.to_bytes())
-        size = plan.pipeline.ranks * plan.mesh.size
+        size = plan.processes(plan.pipeline.ranks - 1).stop
         run = {"wide": wide, "steps": steps, "seed": seed}
         _spawn(_pipeline_rank, (build, str(path), free_port(), size, run), size)
         found = Record()
@@ -97,15 +99,16 @@ def _pipeline_rank(rank: int, build: Build, folder: str, port: int, size: int, r
             model, args, kwargs = in_float64(model, args, kwargs)
         plan = Plan.load(os.path.join(folder, "plan.json"))
         assert plan.pipeline is not None
-        mesh = init_device_mesh(
-            "cpu", (plan.pipeline.ranks, *plan.mesh.shape), mesh_dim_names=(AXIS, *plan.mesh.axis_names)
-        )
+        shape, names = (plan.pipeline.ranks, *plan.mesh.shape), (AXIS, *plan.mesh.axis_names)
+        mixed = plan.stage_meshes is not UNSET
+        mesh = None if mixed else init_device_mesh("cpu", shape, mesh_dim_names=names)
         one = microbatch(args, kwargs, plan.pipeline.microbatches)
         captured = capture(model, *one, loss=loss, recompute=plan.options.recompute)
         parallel = parallelize_pipeline(model, captured, plan, mesh, loss=loss, timeout_s=_TIMEOUT_S)
         record = train_steps(parallel, (args, kwargs), **run)
-        if rank % plan.mesh.size == 0:
-            torch.save(record.values, os.path.join(folder, f"record-{rank // plan.mesh.size}.pt"))
+        firsts = [plan.processes(one).start for one in range(plan.pipeline.ranks)]
+        if rank in firsts:
+            torch.save(record.values, os.path.join(folder, f"record-{firsts.index(rank)}.pt"))
         dist.barrier()
     finally:
         dist.destroy_process_group()
