@@ -130,7 +130,7 @@ app.add_command(calibrate_command)
 @app.command("plan")
 @click.argument("spec")
 @click.option("--cluster", required=True, help="h100-sxm:16x8, h100-sxm:8, a .toml or .json file, or 'local'.")
-@click.option("--mesh", help="8, 8x8 or dp=8,tp=8.  [default: chosen from the cluster]")
+@click.option("--mesh", help="8, 8x8 or dp=8,tp=8; 4/2x2: one for each pipeline rank.  [default: chosen]")
 @_model_options
 @click.option("--memory-limit", help="Bytes per device, e.g. 80GiB.  [default: the device's memory]")
 @click.option("--constraint", "constraints", multiple=True, help="A choice that is fixed; may be repeated.")
@@ -194,7 +194,7 @@ def plan_command(
         raise RequestError(f"'--time-limit' must be a number of seconds, got {time_limit}; leave it out for no limit")
     request = {
         "cluster": Cluster.local() if cluster == "local" else Cluster.parse(cluster),
-        "mesh": None if mesh is None else Mesh.parse(mesh),
+        "mesh": None if mesh is None else Mesh.parse_each(mesh),
         "memory_limit_bytes": None if memory_limit is None else parse_bytes("--memory-limit", memory_limit),
     }
     with progress_line(sys.stderr) as on_progress:

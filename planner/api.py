@@ -136,7 +136,7 @@ def plan(
     kwargs: dict[str, Any] | None = None,
     *,
     cluster: Cluster | str,
-    mesh: Mesh | str | None = None,
+    mesh: Mesh | str | Sequence[Mesh | str] | None = None,
     loss: LossFunction | None = None,
     constraints: Sequence[str | Constraint] = (),
     recipe: str | None = None,
@@ -162,7 +162,8 @@ def plan(
     """The fastest plan found for one training step of `model` on `cluster`, with the proven gap to the best one.
 
     model, args, kwargs   as the model is called, on the whole (global) batch; tensors may be on the meta device
-    mesh                  shape and axis names, e.g. "8x8"; by default nodes by devices per node
+    mesh                  shape and axis names, e.g. "8x8"; by default nodes by devices per node. With a pipeline that
+                          of one rank, or one for each, e.g. "4/2x2" or ["4", "2x2"]
     loss                  maps the model's output to a scalar and becomes part of the plan
     constraints           e.g. "layers.*.wq.weight = S(0),R" (see `Constraint`)
     recipe                a named way of splitting, e.g. "fsdp+tp" (see plans/recipes.py); what it leaves open is solved
@@ -193,16 +194,18 @@ def plan(
         model=model, args=args, kwargs=kwargs, warm=warm, cache=cache, pipeline=pipeline, microbatches=microbatches,
         schedule=schedule, **request,
     )  # fmt: skip
-    if pipeline is not None or microbatches is not None:
+    each = mesh is not None and not isinstance(mesh, Mesh) and (not isinstance(mesh, str) or "/" in mesh)
+    if pipeline is not None or microbatches is not None or each:
         from .stages.degrees import choose_degrees
 
         if warm is not None or cache is not None:
             raise RequestError("'warm' and 'cache' must be left out with 'pipeline' or 'microbatches', got one of them")
         # The backward of a pipeline begins in its last stage: the loss is part of the program.
         request["loss"] = loss or default_loss
-        degrees = {"pipeline": 1 if pipeline is None else pipeline, "microbatches": microbatches or "auto"}
+        ranks = pipeline or ("auto" if each else 1)
+        degrees = {"pipeline": ranks, "microbatches": microbatches or "auto"}
         found = choose_degrees(model, args, kwargs or {}, schedule=schedule, **degrees, **request)
-        if pipeline != "auto" or found.pipeline is None or found.pipeline.ranks * found.pipeline.microbatches > 1:
+        if ranks != "auto" or found.pipeline is None or found.pipeline.ranks * found.pipeline.microbatches > 1:
             return found
         # One rank that runs the batch whole is no pipeline: the plan without one has its own, nearer bound.
         request["mesh"] = found.mesh

@@ -81,7 +81,10 @@ _KINDS = {
     "plan": _Kind(_is(Plan), "be a Plan", "read a plan file with meshwright.Plan.load"),
     "warm": _Kind(_some(_is(Plan)), "be a Plan", "read a plan file with meshwright.Plan.load"),
     "cluster": _Kind(_is(str, Cluster), "be a text or a Cluster", "e.g. cluster='h100-sxm:8'"),
-    "mesh": _Kind(_some(_is(str, Mesh)), "be a text or a Mesh", "e.g. mesh='2x4' or mesh='dp=2,tp=4'"),
+    "mesh": _Kind(
+        lambda v: v is None or _is(str, Mesh)(v) or (len(v) > 0 if _sequence(str, Mesh)(v) else False),
+        "be a text or a Mesh, or with a pipeline a list of them", "e.g. mesh='2x4' or mesh='dp=2,tp=4'",
+    ),
     "loss": _Kind(_some(callable), "be a function of the model's output", "e.g. loss=lambda out: out.mean()"),
     "constraints": _Kind(
         _sequence(str, Constraint), "be a list of texts or Constraints", "e.g. constraints=['*.weight = S(0)']"

@@ -6,12 +6,13 @@ import difflib
 import fnmatch
 from collections.abc import Iterator, Sequence
 
-from msgspec import Struct
+import msgspec
+from msgspec import UNSET, Struct
 
 from .diff import device_bytes
 from .errors import RequestError
 from .pipelines import Pipeline, Stage
-from .plan import Node, Plan, Tensor
+from .plan import Node, Plan, StageMeshes, Tensor
 from .words import bytes_words, layout_words, pattern_of, pipeline_words, seconds_words, shape_words
 
 __all__ = ["PIPELINE_KINDS", "Fact", "Move", "facts_of"]
@@ -71,7 +72,46 @@ class Fact(Struct, frozen=True, kw_only=True):
 
 def facts_of(plan: Plan, names: Sequence[str]) -> tuple[Fact, ...]:
     """What `plan` says of everything that `names` mean. A name may hold `*`, and a numbered name also means the
-    entry of the kind of block that stands for it. RequestError for a name that means nothing."""
+    entry of the kind of block that stands for it. RequestError for a name that means nothing.
+
+    Where pipeline ranks have different meshes, all meshes are told of, and how values go from one to another."""
+    if plan.stage_meshes is UNSET:
+        return _on_one_mesh(plan, names)
+    found: list[Fact] = []
+    for number, sharding in enumerate((None, *plan.stage_meshes.shardings)):
+        rank = next(r for r in range(len(plan.meshes())) if plan.sharding_of(r) == number)
+        facts = _on_one_mesh(plan.on_rank(rank), names)
+        told = [fact for fact in facts if sharding is None or fact.kind not in ("pipeline", "stage")]
+        mesh = plan.meshes()[rank]
+        found += [
+            fact if fact.kind in ("pipeline", "stage") else msgspec.structs.replace(fact, kind=f"{fact.kind} on {mesh}")
+            for fact in told
+        ]
+    return (*found, *_crossing_facts(plan, plan.stage_meshes, names))
+
+
+def _crossing_facts(plan: Plan, meshes: StageMeshes, names: Sequence[str]) -> Iterator[Fact]:
+    """How the values that `names` mean go from one mesh to another."""
+    shapes = [plan.mesh, *(one.mesh for one in meshes.shardings)]
+    for one in meshes.crossings:
+        asked = next((name for name in names if one.value == name or fnmatch.fnmatchcase(one.value, name)), None)
+        if asked is None:
+            continue
+        before, after = shapes[one.before], shapes[one.after]
+        words = f"leaves {before} {layout_words(one.sent, before)}, lands on {after} {layout_words(one.landed, after)}"
+        ways = ((one.sent_steps, "leaves"), (one.landed_steps, "lands"))
+        moves = tuple(
+            Move(source=one.value, reader=reader, steps=steps, count=1, seconds=one.time_s)
+            for steps, reader in ways
+            if steps
+        )
+        yield Fact(
+            kind="crossing", name=one.value, asked=asked, copies=1, shape="", layout=words, device_bytes=None,
+            seconds=one.time_s, moves=moves, constraints=(),
+        )  # fmt: skip
+
+
+def _on_one_mesh(plan: Plan, names: Sequence[str]) -> tuple[Fact, ...]:
     entries: dict[str, tuple[str, Tensor | Node]] = {}
     for kind, field in (("parameter", plan.parameters), ("buffer", plan.buffers), ("input", plan.inputs)):
         entries |= {tensor.name: (kind, tensor) for tensor in field}

@@ -41,6 +41,12 @@ class Mesh:
         raise RequestError(f"'mesh' must look like 8, 8x8 or dp=8,tp=8 with 1 to 4 axes, got {text!r}")
 
     @classmethod
+    def parse_each(cls, text: str) -> Mesh | tuple[Mesh, ...]:
+        """A mesh, or one for each pipeline rank, with strokes between: '4/2x2'."""
+        found = tuple(cls.parse(part) for part in text.split("/"))
+        return found[0] if len(found) == 1 else found
+
+    @classmethod
     def of(cls, shape: tuple[int, ...]) -> Mesh:
         """A mesh of `shape` with the usual axis names."""
         if not isinstance(shape, tuple | list):

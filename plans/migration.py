@@ -285,6 +285,8 @@ def carried(
 
     RequestError when the plans are not for the same tensors.
     """
+    for plan in (before, after):
+        plan.one_mesh("migrated")
     piped = before.pipeline is not None or after.pipeline is not None
     places_before, places_after = _places(before, ranks_before), _places(after, ranks_after)
     for field in ("parameters", "buffers"):

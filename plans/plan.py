@@ -330,6 +330,15 @@ class Plan(_Record, frozen=True, kw_only=True):
         shardings = () if self.stage_meshes is UNSET else self.stage_meshes.shardings
         return tuple((self, *shardings)[self.sharding_of(rank)].mesh for rank in ranks)
 
+    def one_mesh(self, what: str) -> None:
+        """RequestError where pipeline ranks have different meshes: a plan must have one to be `what`."""
+        meshes = dict.fromkeys(map(str, self.meshes()))
+        if self.stage_meshes is not UNSET:
+            raise RequestError(
+                f"'plan' must have one mesh on all its pipeline ranks to be {what}, got {' and '.join(meshes)}; plan "
+                "with mesh= one mesh for all ranks"
+            )
+
     def processes(self, rank: int) -> range:
         """The processes that play pipeline rank `rank`, in the order of its mesh."""
         sizes = [mesh.size for mesh in self.meshes()]

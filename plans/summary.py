@@ -6,9 +6,10 @@ import io
 import math
 import sys
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
+from msgspec import UNSET
 from rich.console import Console, RenderableType
 from rich.table import Table
 from rich.text import Text
@@ -27,8 +28,9 @@ from .words import (
 )
 
 if TYPE_CHECKING:
+    from .meshes import Mesh
     from .pipelines import Pipeline
-    from .plan import Edge, Node, Plan, Predicted, Tensor
+    from .plan import Crossing, Edge, Node, Plan, Predicted, Tensor
 
 __all__ = ["summarise"]
 
@@ -62,9 +64,40 @@ def _parts(plan: Plan) -> Iterator[RenderableType]:
     if plan.pipeline is not None:
         yield _stages(plan.pipeline)
         yield Text()
-    yield _parameters(plan)
-    yield Text()
+    if plan.stage_meshes is not UNSET:
+        yield _crossings(plan, plan.stage_meshes.crossings)
+        yield Text()
+    for rank in _first_ranks(plan):
+        view = plan.on_rank(rank)
+        yield _parameters(view, mixed=plan.stage_meshes is not UNSET)
+        yield Text()
     yield from _communications(plan)
+
+
+def _first_ranks(plan: Plan) -> list[int]:
+    """Of each sharding the first pipeline rank that has it, the plan's own first."""
+    found: dict[int, int] = {}
+    for rank in range(len(plan.meshes())):
+        found.setdefault(plan.sharding_of(rank), rank)
+    return [found[number] for number in sorted(found)]
+
+
+def _crossings(plan: Plan, crossings: Sequence[Crossing]) -> Table:
+    """What goes from one mesh to another, and how."""
+    table = Table(title="Between meshes", title_justify="left", box=None, padding=(0, 2, 0, 0))
+    table.add_column("value", overflow="fold", ratio=1)
+    for column in ("leaves as", "lands as", "then"):
+        table.add_column(column, overflow="fold")
+    table.add_column("takes", justify="right", no_wrap=True)
+    shardings = () if plan.stage_meshes is UNSET else plan.stage_meshes.shardings
+    meshes = [plan.mesh, *(one.mesh for one in shardings)]
+    for one in sorted(crossings, key=lambda one: -one.time_s)[:_MOVES_SHOWN]:
+        left, landed = f"{','.join(one.sent)} on {meshes[one.before]}", f"{','.join(one.landed)} on {meshes[one.after]}"
+        steps = Text(" then ".join(one.landed_steps))
+        table.add_row(Text(one.value), left, landed, steps, seconds_words(one.time_s))
+    if len(crossings) > _MOVES_SHOWN:
+        table.add_row(f"... and {len(crossings) - _MOVES_SHOWN} more", "", "", "", "")
+    return table
 
 
 def _header(plan: Plan) -> Table:
@@ -100,7 +133,7 @@ def _header_rows(plan: Plan) -> Iterator[tuple[str, str]]:
     if model.blocks:
         yield "blocks", _blocks_words(plan)
     yield "cluster", f"{plan.cluster.label}, {plan.cluster.size} devices"
-    yield "mesh", f"{plan.mesh} ({', '.join(axis_words(plan.mesh))})"
+    yield "mesh", _mesh_words(plan)
     if plan.pipeline is not None:
         yield "pipeline", pipeline_words(plan.pipeline)
     yield "recipe", f"{plan.recipe()}"
@@ -139,6 +172,17 @@ def _header_rows(plan: Plan) -> Iterator[tuple[str, str]]:
         yield "run whole", f"{ops}: on every device, for no rule says how to split them (docs/custom-ops.md)"
 
 
+def _mesh_words(plan: Plan) -> str:
+    """The mesh; where pipeline ranks have different ones, each with its ranks."""
+    ranks: dict[Mesh, list[int]] = {}
+    for rank, mesh in enumerate(plan.meshes()):
+        ranks.setdefault(mesh, []).append(rank)
+    shown = {mesh: f"{mesh} ({', '.join(axis_words(mesh))})" for mesh in ranks}
+    if len(ranks) == 1:
+        return shown[plan.mesh]
+    return ", ".join(f"{text} on rank {', '.join(map(str, ranks[mesh]))}" for mesh, text in shown.items())
+
+
 def _interval_words(predicted: Predicted) -> str:
     if predicted.step_time_interval_s is None:
         return ""
@@ -164,8 +208,13 @@ def _memory_words(plan: Plan) -> str:
     return f"{bytes_words(memory.peak_bytes)} at the peak of {bytes_words(memory.limit_bytes)}{share}"
 
 
-def _parameters(plan: Plan) -> Table:
-    table = Table(title="Parameters", title_justify="left", box=None, padding=(0, 2, 0, 0))
+def _parameters(plan: Plan, *, mixed: bool) -> Table:
+    table = Table(
+        title=f"Parameters on {plan.mesh}" if mixed else "Parameters",
+        title_justify="left",
+        box=None,
+        padding=(0, 2, 0, 0),
+    )
     table.add_column("name", overflow="fold", ratio=1)
     table.add_column("copies", justify="right", no_wrap=True)
     table.add_column("shape", justify="right", overflow="fold")

@@ -148,8 +148,7 @@ def mixed(
     recompute: Any = "none",
     firsts: Any = None,
 ) -> tuple[Plan, Captured]:
-    """As `pipelined`, with the mesh `meshes[r]` for pipeline rank r, a random plan for each mesh and random ways between
-    them."""
+    """As `pipelined`, with the mesh `meshes[r]` for pipeline rank r, a random plan for each and random ways between."""
     rng = random.Random(seed)
     one = microbatch(args, {}, schedule.microbatches)
     grids = [Mesh.parse(text) for text in dict.fromkeys(meshes)]
@@ -164,7 +163,8 @@ def mixed(
         for at, made in enumerate(drafts)
     ]
     numbers = [list(dict.fromkeys(meshes)).index(text) for text in meshes]
-    sides = [Side(at, view, made.formulation.transitions) for at, (view, made) in enumerate(zip(views, drafts, strict=True))]
+    ways = [made.formulation.transitions for made in drafts]
+    sides = [Side(at, view, way) for at, (view, way) in enumerate(zip(views, ways, strict=True))]
     places = [sides[numbers[rank]] for rank in schedule.placement]
-    ways = crossings_of(cut_stages(captured, firsts), places, lambda size: 1e-6 + size / 1e9, rng.choice)
-    return on_meshes(views, numbers, ways) if len(views) > 1 else views[0], captured
+    found = crossings_of(cut_stages(captured, firsts), places, lambda size: 1e-6 + size / 1e9, rng.choice)
+    return on_meshes(views, numbers, [way.crossing for way in found]) if len(views) > 1 else views[0], captured

@@ -91,7 +91,7 @@ def check_pipeline(
             record,
             captured,
             tolerance_of(captured),
-            found.pipeline.ranks * found.mesh.size,
+            found.processes(found.pipeline.ranks - 1).stop,
             backend="simulated" if build is None else "gloo",
             loss_inside=True,
         )

@@ -97,6 +97,7 @@ def replanned(
     tries: int = _TRIED,
 ) -> Replacement:
     """`replan` with what `solved` knows of the plan's model already."""
+    plan.one_mesh("replanned")
     size = ranks_of(plan)
     devices = Devices.of(plan, Health.of(health, size + len(added)), added)
     if horizon_s is not None and not horizon_s > 0:

@@ -25,9 +25,21 @@ from ...plans.meshes import Mesh
 from ...plans.plan import Crossing, Plan, Sharding, StageMeshes
 from ..sharding.transitions import Transitions, TransitionTable
 
-__all__ = ["Side", "crossings_of", "least", "most_bytes", "on_meshes"]
+__all__ = ["Side", "Way", "crossings_of", "least", "most_bytes", "on_meshes"]
 
-Choose = Callable[[Sequence[Crossing]], Crossing]
+Choose = Callable[[Sequence["Way"]], "Way"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Way:
+    """One way of a value, and the seconds of it that the giving stage takes, the link, and the taking stage; it may be
+    a `gradient`, which goes down."""
+
+    crossing: Crossing
+    gradient: bool
+    leaving_s: float
+    sending_s: float
+    landing_s: float
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -54,9 +66,9 @@ class Side:
         return self.transitions.table(value.shape, value.element_size(), extremes=True)
 
 
-def least(ways: Sequence[Crossing]) -> Crossing:
+def least(ways: Sequence[Way]) -> Way:
     """The way that takes least."""
-    return min(ways, key=lambda way: way.time_s)
+    return min(ways, key=lambda way: way.crossing.time_s)
 
 
 def crossings_of(
@@ -64,7 +76,7 @@ def crossings_of(
     sides: Sequence[Side],
     send_s: Callable[[float], float],
     choose: Choose = least,
-) -> tuple[Crossing, ...]:
+) -> tuple[Way, ...]:
     """The ways of all values between stages that follow each other on different meshes: stage s is `programs[s]` and
     lies as `sides[s]` says.
 
@@ -72,19 +84,18 @@ def crossings_of(
 
     RequestError, which names the value, where no way leads to how its op would leave it.
     """
-    found: dict[tuple[str, int, int], Crossing] = {}
+    found: dict[tuple[str, int, int], Way] = {}
     for here, there in itertools.pairwise(range(len(programs))):
-        for start, end, names in (
-            (here, there, programs[here].sends),
-            (there, here, programs[there].sends_gradient),
-        ):
+        ways = ((here, there, programs[here].sends), (there, here, programs[there].sends_gradient))
+        for start, end, names in ways:
             before, after = sides[start], sides[end]
             if before.number == after.number:
                 continue
             for name, maker, value in _values(programs[start], programs[end], names):
                 key = (name, before.number, after.number)
                 if key not in found:
-                    found[key] = choose(list(_ways(name, maker, value, before, after, send_s)))
+                    options = _ways(name, maker, value, before, after, send_s, gradient=end < start)
+                    found[key] = choose(list(options))
     return tuple(found.values())
 
 
@@ -113,8 +124,15 @@ def _values(
 
 
 def _ways(
-    name: str, maker: Value, value: torch.Tensor, before: Side, after: Side, send_s: Callable[[float], float]
-) -> Iterator[Crossing]:
+    name: str,
+    maker: Value,
+    value: torch.Tensor,
+    before: Side,
+    after: Side,
+    send_s: Callable[[float], float],
+    *,
+    gradient: bool,
+) -> Iterator[Way]:
     left, wanted = before.left(maker), after.left(maker)
     here, there = before.table(value), after.table(value)
     size, dtype = value.element_size(), str(value.dtype).removeprefix("torch.")
@@ -123,11 +141,11 @@ def _ways(
         leaving, landing = here.time(left, sent), there.time(landed, wanted)
         if not np.isfinite(leaving + landing):
             continue
-        crossing = send_s(
+        sending = send_s(
             most_bytes(tuple(value.shape), dtype, size, (sent, before.plan.mesh), (landed, after.plan.mesh))
         )
         any_way = True
-        yield Crossing(
+        crossing = Crossing(
             value=name,
             before=before.number,
             after=after.number,
@@ -135,8 +153,9 @@ def _ways(
             sent_steps=here.way(left, sent),
             landed=landed,
             landed_steps=there.way(landed, wanted),
-            time_s=leaving + crossing + landing,
+            time_s=leaving + sending + landing,
         )
+        yield Way(crossing=crossing, gradient=gradient, leaving_s=leaving, sending_s=sending, landing_s=landing)
     if not any_way:
         raise RequestError(
             f"'mesh' must be one for which every value can cross between stages, got no way for {name} from "

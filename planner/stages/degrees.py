@@ -28,6 +28,7 @@ from ..sharding.accumulation import Reduce
 from ..sharding.folding import Blocks
 from ..solver.search import Progress
 from ..zoo import named_schedule
+from .mixed import Mixed, mixed_of
 from .pipelined import Degrees, Joined, joined_draft, polished, solve_joined
 
 __all__ = ["choose_degrees", "degrees_to_try"]
@@ -47,7 +48,7 @@ def choose_degrees(
     kwargs: dict[str, Any],
     *,
     cluster: Cluster | str,
-    mesh: Mesh | str | None,
+    mesh: Mesh | str | Sequence[Mesh | str] | None,
     pipeline: int | Literal["auto"],
     microbatches: int | Literal["auto"],
     schedule: str = "auto",
@@ -63,11 +64,12 @@ def choose_degrees(
     Its bound is that of all degrees that were tried. Raises Infeasible when no degrees have a plan within memory.
     """
     where = Cluster.parse(cluster) if isinstance(cluster, str) else cluster
-    grid = Mesh.parse(mesh) if isinstance(mesh, str) else mesh
+    grid, each = _asked(mesh, pipeline)
     batch = _batch(args, kwargs)
-    tries = list(degrees_to_try(where, batch, pipeline=pipeline, mesh=grid, microbatches=microbatches))
+    ranks = pipeline if each is None else len(each)
+    tries = list(degrees_to_try(where, batch, pipeline=ranks, mesh=grid, microbatches=microbatches))
     tries = _runnable(tries, schedule)
-    search = _Search(model, args, kwargs, where, recompute, schedule, gap, solver, request)
+    search = _Search(model, args, kwargs, where, recompute, schedule, gap, solver, request, each)
     began = time.perf_counter()
     for index, degrees in enumerate(tries):
         left = time_limit_s - (time.perf_counter() - began)
@@ -84,9 +86,36 @@ def choose_degrees(
     if search.best is None:
         assert search.failed is not None
         raise search.failed
+    if each is None and grid is None:
+        search.mix(time_limit_s - (time.perf_counter() - began))
     left = time_limit_s - (time.perf_counter() - began)
-    best = polished(search.best, min(_MOST_POLISH_S, max(_LEAST_S, left)), schedule)
+    seconds = min(_MOST_POLISH_S, max(_LEAST_S, left))
+    if isinstance(search.best, Mixed):
+        return search.best.polished(seconds, schedule).plan()
+    best = polished(search.best, seconds, schedule)
     return replace(best, bound_s=min(best.bound_s, search.least_bound_s)).plan()
+
+
+def _asked(
+    mesh: Mesh | str | Sequence[Mesh | str] | None, pipeline: int | Literal["auto"]
+) -> tuple[Mesh | None, tuple[Mesh, ...] | None]:
+    """The mesh of all ranks or, where they have different ones, of the first rank, and those of each. RequestError for
+    another number of meshes than `pipeline`, or of devices in them."""
+    found = Mesh.parse_each(mesh) if isinstance(mesh, str) else mesh
+    if found is None or isinstance(found, Mesh):
+        return found, None
+    each = tuple(Mesh.parse(one) if isinstance(one, str) else one for one in found)
+    words = "/".join(map(str, each))
+    if not each or (pipeline != "auto" and len(each) != pipeline):
+        raise RequestError(
+            f"'mesh' must be one for all pipeline ranks or one for each of {pipeline}, got {len(each)}: {words!r}; "
+            "give as many as there are ranks"
+        )
+    if len({one.size for one in each}) > 1:
+        raise RequestError(
+            f"'mesh' must have equally many devices on each pipeline rank, got {words!r}; give meshes of one size"
+        )
+    return each[0], each if len(set(each)) > 1 else None
 
 
 def _runnable(tries: Sequence[Degrees], schedule: str) -> list[Degrees]:
@@ -152,6 +181,14 @@ def _meshes(cluster: Cluster, devices: int) -> Iterator[Mesh]:
         yield Mesh.of((devices // node, node))
 
 
+def _shapes(devices: int) -> Iterator[Mesh]:
+    """All meshes of one or two axes with so many devices, the flattest first."""
+    yield Mesh.of((devices,))
+    for rows in range(2, devices):
+        if devices % rows == 0:
+            yield Mesh.of((rows, devices // rows))
+
+
 def _counts(batch: int, ranks: int, microbatches: int | Literal["auto"]) -> Iterator[int]:
     if microbatches != "auto":
         if 1 <= microbatches <= batch:
@@ -174,7 +211,8 @@ def _batch(args: Sequence[Any], kwargs: dict[str, Any]) -> int:
 
 @dataclass(slots=True)
 class _Search:
-    """The best of what was tried, and the captures that several degrees share."""
+    """The best of what was tried, and the captures that several degrees share. `each` are the meshes of the pipeline
+    ranks, where they were asked for and differ."""
 
     model: nn.Module
     args: Sequence[Any]
@@ -185,7 +223,8 @@ class _Search:
     gap: float
     solver: str
     request: dict[str, Any]
-    best: Joined | None = None
+    each: tuple[Mesh, ...] | None = None
+    best: Joined | Mixed | None = None
     failed: Infeasible | None = None
     least_bound_s: float = math.inf
     captures: dict[tuple[int, Recompute], tuple[Captured, Blocks]] = field(default_factory=dict)
@@ -201,12 +240,11 @@ class _Search:
             if fits and left <= 0:
                 return
             try:
-                prepared = self._draft(degrees, mode, reduce)
-                left = max(_LEAST_S, seconds - (time.perf_counter() - began))
-                found = solve_joined(
-                    prepared, degrees, schedule=self.schedule, time_limit_s=left, gap=self.gap, solver=self.solver,
-                    better_than_s=None if self.best is None else self.best.step_s,
-                )  # fmt: skip
+                left = max(_LEAST_S, left)
+                if self.each is None:
+                    found = self._joined(degrees, mode, reduce, left)
+                else:
+                    found = self._mixed(degrees, self.each, mode, reduce, left)
             except Infeasible as error:
                 self.failed = error
                 continue
@@ -216,8 +254,63 @@ class _Search:
             self.least_bound_s = min(self.least_bound_s, found.bound_s)
             if self.best is None or found.step_s < self.best.step_s:
                 self.best = found
-            if not found.binds:
+            if isinstance(found, Mixed) or not found.binds:
                 return
+
+    def mix(self, seconds: float) -> None:
+        """Give ranks of the best pipeline other meshes, where that is faster, in about so many seconds."""
+        first = self.best
+        if not isinstance(first, Joined) or first.degrees.pipeline == 1 or seconds < _LEAST_S:
+            return
+        options, accumulation = first.prepared.options, first.prepared.formulation.accumulation
+        began, parts = time.perf_counter(), [first]
+        others = [mesh for mesh in _shapes(first.degrees.mesh.size) if mesh != first.degrees.mesh]
+        for mesh in others:
+            left = 0.5 * seconds - (time.perf_counter() - began)
+            if left < _LEAST_S:
+                break
+            degrees = replace(first.degrees, mesh=mesh)
+            try:
+                found = self._joined(degrees, options.recompute, accumulation.reduce, left / len(others), every=True)
+            except Infeasible:
+                continue
+            if found is not None:
+                parts.append(found)
+        if len(parts) == 1:
+            return
+        left = 0.75 * seconds - (time.perf_counter() - began)
+        mixed = mixed_of(parts, None, self.schedule, max(1.0, left))
+        candidates: list[Joined | Mixed] = [*parts, *([] if mixed is None else [mixed])]
+        self.best = min(candidates, key=lambda one: one.step_s)
+
+    def _joined(
+        self, degrees: Degrees, mode: Recompute, reduce: Reduce, seconds: float, *, every: bool = False
+    ) -> Joined | None:
+        """The plan of these degrees; None where it cannot be the best one and `every` does not ask for it."""
+        prepared = self._draft(degrees, mode, reduce)
+        better = None if every or self.best is None else self.best.step_s
+        return solve_joined(
+            prepared, degrees, schedule=self.schedule, time_limit_s=seconds, gap=self.gap, solver=self.solver,
+            better_than_s=better,
+        )  # fmt: skip
+
+    def _mixed(
+        self, degrees: Degrees, each: tuple[Mesh, ...], mode: Recompute, reduce: Reduce, seconds: float
+    ) -> Mixed:
+        """The plan in which pipeline rank r has the mesh `each[r]`. Infeasible where there is none within memory."""
+        meshes = tuple(dict.fromkeys(each))
+        parts: list[Joined] = []
+        for mesh in meshes:
+            one = self._joined(replace(degrees, mesh=mesh), mode, reduce, 0.7 * seconds / len(meshes), every=True)
+            assert one is not None
+            parts.append(one)
+        found = mixed_of(parts, each, self.schedule, 0.3 * seconds)
+        if found is None:
+            raise Infeasible(
+                f"'mesh' must leave a plan within memory, got {'/'.join(map(str, each))} with {degrees.microbatches} "
+                "micro-batches; use smaller micro-batches, more devices or other meshes"
+            )
+        return found
 
     def _reductions(self, degrees: Degrees) -> Sequence[Reduce]:
         """When gradients may be reduced: once in a step, or where a recipe or memory asks for it in each part."""

@@ -102,6 +102,7 @@ def pipeline_draft(
     pipeline = plan.pipeline
     assert pipeline is not None
     pipeline.check()
+    plan.one_mesh("priced anew, explained by what else there is, or adapted")
     request["loss"] = request.get("loss") or default_loss
     degrees = Degrees(pipeline=pipeline.ranks, mesh=plan.mesh, microbatches=pipeline.microbatches)
     del request["mesh"]

@@ -28,7 +28,19 @@ from .shares import shares_of
 from .staging import Staged, stage_units
 from .units import Unit, units_of
 
-__all__ = ["Degrees", "Joined", "joined_draft", "polished", "rank_limits", "sending", "solve_joined", "solved_units"]
+__all__ = [
+    "Degrees",
+    "Joined",
+    "bare_plan",
+    "joined_draft",
+    "memory_of",
+    "polished",
+    "rank_limits",
+    "scaled_interval",
+    "sending",
+    "solve_joined",
+    "solved_units",
+]
 
 Stager = Callable[[Solution], Staged]
 
@@ -184,11 +196,11 @@ def polished(joined: Joined, seconds: float, schedule: str = "auto") -> Joined:
 def solved_units(prepared: Draft, solution: Solution, *, starts: Sequence[str] | None = None) -> list[Unit]:
     """The units of a solution, see `units_of`."""
     shares = shares_of(prepared.formulation, solution.choices)
-    plan, accumulation = _bare(prepared, solution), prepared.formulation.accumulation
+    plan, accumulation = bare_plan(prepared, solution), prepared.formulation.accumulation
     return units_of(prepared.captured, plan, prepared.blocks, shares, accumulation, starts=starts)
 
 
-def _bare(prepared: Draft, solution: Solution) -> Plan:
+def bare_plan(prepared: Draft, solution: Solution) -> Plan:
     """The plan of the sharding alone, its memory not yet counted."""
     return write_plan(
         prepared.formulation,
@@ -213,18 +225,18 @@ def sending(prepared: Draft, degrees: Degrees) -> Callable[[float], float]:
 def _written(joined: Joined) -> Plan:
     """The plan: layouts and times of one micro-batch in its nodes, the whole step in what is predicted."""
     prepared, staged, degrees = joined.prepared, joined.staged, joined.degrees
-    plan = _bare(prepared, joined.solution)
+    plan = bare_plan(prepared, joined.solution)
     one, times = plan.predicted, degrees.microbatches / degrees.pipeline
     gap = max(0.0, 1.0 - joined.bound_s / joined.step_s) if joined.step_s > 0 else 0.0
     predicted = Predicted(
         step_time_s=joined.step_s,
-        step_time_interval_s=_scaled(one, joined.step_s),
+        step_time_interval_s=scaled_interval(one, joined.step_s),
         compute_s=one.compute_s * times,
         exposed_communication_s=min(one.exposed_communication_s * times, joined.step_s),
         hidden_communication_s=one.hidden_communication_s * times,
         optimizer_s=one.optimizer_s * times,
         recompute_s=one.recompute_s * times,
-        memory=_memory(staged, rank_limits(prepared, degrees.pipeline)),
+        memory=memory_of(staged, rank_limits(prepared, degrees.pipeline)),
     )
     solver = msgspec.structs.replace(
         plan.solver,
@@ -238,7 +250,7 @@ def _written(joined: Joined) -> Plan:
     )
 
 
-def _scaled(one: Predicted, step_s: float) -> tuple[float, float] | None:
+def scaled_interval(one: Predicted, step_s: float) -> tuple[float, float] | None:
     """The interval of one micro-batch, as widely around the whole step."""
     if one.step_time_interval_s is None or one.step_time_s <= 0:
         return None
@@ -246,7 +258,7 @@ def _scaled(one: Predicted, step_s: float) -> tuple[float, float] | None:
     return low * step_s / one.step_time_s, high * step_s / one.step_time_s
 
 
-def _memory(staged: Staged, limits: Sequence[int]) -> Memory:
+def memory_of(staged: Staged, limits: Sequence[int]) -> Memory:
     """What the device holds that has least left: its stages' tensors throughout, the rest at the fullest moment."""
     rank = int(np.argmax(np.subtract(staged.peaks, limits)))
     edges = [0, *staged.cuts, len(staged.units)]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Literal
@@ -17,7 +17,19 @@ from ..pipeline import Clock, LayerProfile, tune_profile
 from ..zoo import chunks_of, named_schedule
 from .units import Unit
 
-__all__ = ["PUBLISHED", "Staged", "balanced_cuts", "fused", "published_stages", "restaged", "stage_units"]
+__all__ = [
+    "PUBLISHED",
+    "Border",
+    "Staged",
+    "balanced_cuts",
+    "balanced_rows",
+    "fits_rank",
+    "fused",
+    "published_stages",
+    "restaged",
+    "stage_units",
+    "staged",
+]
 
 # Searches work in microseconds: their tolerances are absolute.
 _SCALE = 1e6
@@ -65,6 +77,18 @@ class Staged:
         return Pipeline.of(firsts, self.schedule, self.costs, reduce_gradients=reduce, bubble_fraction=bubble)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Border:
+    """What it takes to hand a micro-batch's values and gradients from a stage to the next one: seconds on the link, and
+    those that the stages before and after it spend on them within their forward and backward."""
+
+    send_s: float
+    before_forward_s: float = 0.0
+    before_backward_s: float = 0.0
+    after_forward_s: float = 0.0
+    after_backward_s: float = 0.0
+
+
 def stage_units(
     units: Sequence[Unit],
     ranks: int,
@@ -100,17 +124,17 @@ def stage_units(
     )  # fmt: skip
 
 
-def _fused(staged: Staged, send_s: Callable[[float], float]) -> Staged:
+def _fused(given: Staged, send_s: Callable[[float], float]) -> Staged:
     """The same with B in the place of I and W where that makes no step longer and no device fuller: of all
     micro-batches of a stage, or of those whose W comes right after I. That is one graph instead of two, with nothing
     kept between them."""
-    best = staged
-    for stage in range(staged.schedule.stages):
+    best = given
+    for stage in range(given.schedule.stages):
         for apart in (True, False):
             schedule = fused(best.schedule, stage, apart=apart)
             if schedule == best.schedule:
                 continue
-            other = _staged(staged.units, staged.cuts, schedule, send_s)
+            other = staged(best.units, best.cuts, schedule, send_s)
             fuller = any(a > b for a, b in zip(other.peaks, best.peaks, strict=True))
             if other.step_s <= best.step_s * (1 + _EVEN) and not fuller:
                 best = other
@@ -141,7 +165,7 @@ def restaged(units: Sequence[Unit], pipeline: Pipeline, send_s: Callable[[float]
     """The stages of `pipeline`, each of which begins with one of `units`, in its places and by its schedule."""
     at = {unit.first: index for index, unit in enumerate(units)}
     cuts = [at[stage.first] for stage in pipeline.stages[1:]]
-    return _staged(units, cuts, pipeline.order, send_s)
+    return staged(units, cuts, pipeline.order, send_s)
 
 
 def _check(units: Sequence[Unit], ranks: int, schedule: str) -> None:
@@ -178,7 +202,7 @@ def published_stages(
             if not skip:
                 raise
             continue
-        yield _staged(units, cuts, schedule, send_s)
+        yield staged(units, cuts, schedule, send_s)
 
 
 def _searched(
@@ -212,7 +236,7 @@ def _searched(
         except Infeasible:
             break
         assert tuned.cuts is not None
-        found.append(_staged(units, tuned.cuts, tuned.schedule, send_s))
+        found.append(staged(units, tuned.cuts, tuned.schedule, send_s))
         if attempt == 0:
             bound = tuned.lower_bound / _SCALE
         over = found[-1].over_bytes(limits)
@@ -233,16 +257,21 @@ def _squeezed(
     names = ("1f1b", "zb-h1") if schedule == "auto" else (schedule,)
 
     def fits(rank: int, piece: Sequence[Unit]) -> bool:
-        held = sum(u.held_bytes for u in piece)
-        saved = min(ranks - rank, microbatches) * sum(u.saved_bytes for u in piece)
-        return held + max(sum(u.step_bytes for u in piece), saved + _most_passing(piece)) <= limits[rank]
+        return fits_rank(piece, min(ranks - rank, microbatches), limits[rank])
 
     seconds = [u.forward_s + u.input_s + u.weight_s for u in units]
     cuts = balanced_cuts(seconds, ranks, lambda rank, start, end: fits(rank, units[start:end]))
     for name in names if cuts is not None and chunks_of(names[0]) == 1 else ():
         assert cuts is not None
         mean = tuple(sum(getattr(u, k) for u in units) / ranks for k in ("forward_s", "input_s", "weight_s"))
-        yield _staged(units, cuts, named_schedule(name, ranks, microbatches, costs=mean), send_s)  # type: ignore[arg-type]
+        yield staged(units, cuts, named_schedule(name, ranks, microbatches, costs=mean), send_s)  # type: ignore[arg-type]
+
+
+def fits_rank(piece: Sequence[Unit], saving: int, limit: int) -> bool:
+    """Whether a stage of these units stays within `limit` bytes when it saves what `saving` micro-batches need."""
+    held = sum(u.held_bytes for u in piece)
+    saved = saving * sum(u.saved_bytes for u in piece)
+    return held + max(sum(u.step_bytes for u in piece), saved + _most_passing(piece)) <= limit
 
 
 def _passing(unit: Unit) -> int:
@@ -250,9 +279,20 @@ def _passing(unit: Unit) -> int:
     return max(0, unit.forward_bytes - unit.saved_bytes, unit.backward_bytes - unit.saved_bytes)
 
 
-def _staged(units: Sequence[Unit], cuts: Sequence[int], schedule: Schedule, send_s: Callable[[float], float]) -> Staged:
+def staged(
+    units: Sequence[Unit],
+    cuts: Sequence[int],
+    schedule: Schedule,
+    send_s: Callable[[float], float],
+    borders: Mapping[int, Border] | None = None,
+) -> Staged:
+    """The units in stages that begin at `cuts`, run by `schedule`. What the borders between stages take is `send_s` of
+    the bytes, or what `borders` says, by the number of the stage before."""
     pieces = [units[a:b] for a, b in pairwise([0, *cuts, len(units)])]
-    costs = tuple(_cost(piece, send_s, last=piece[-1] is units[-1]) for piece in pieces)
+    known = borders or {}
+    between = [known.get(at) or Border(send_s=send_s(piece[-1].sent_bytes)) for at, piece in enumerate(pieces[:-1])]
+    ends = [Border(send_s=0.0), *between, Border(send_s=0.0)]
+    costs = tuple(_cost(piece, ends[at], ends[at + 1]) for at, piece in enumerate(pieces))
     simulation = simulate(schedule, planned_costs(costs))
     peaks = []
     for rank in range(schedule.ranks):
@@ -271,12 +311,15 @@ def _staged(units: Sequence[Unit], cuts: Sequence[int], schedule: Schedule, send
     )
 
 
-def _cost(piece: Sequence[Unit], send_s: Callable[[float], float], *, last: bool) -> StageCost:
+def _cost(piece: Sequence[Unit], before: Border, after: Border) -> StageCost:
+    """The cost of a stage of `piece` between two borders."""
+    forward = before.after_forward_s + after.before_forward_s
+    backward = before.after_backward_s + after.before_backward_s
     return StageCost(
-        forward_s=sum(u.forward_s for u in piece),
-        input_gradient_s=sum(u.input_s for u in piece),
+        forward_s=sum(u.forward_s for u in piece) + forward,
+        input_gradient_s=sum(u.input_s for u in piece) + backward,
         weight_gradient_s=sum(u.weight_s for u in piece),
-        send_s=0.0 if last else send_s(piece[-1].sent_bytes),
+        send_s=after.send_s,
         step_s=sum(u.step_s for u in piece),
         saved_bytes=sum(u.saved_bytes for u in piece),
         held_bytes=sum(u.held_bytes for u in piece),
@@ -299,12 +342,19 @@ def balanced_cuts(
 ) -> tuple[int, ...] | None:
     """Cuts of units in a row into `stages` pieces, none empty, whose largest sum is least; `fits` says whether a stage
     may be the units from one index to before another. None where no pieces fit."""
-    total = np.concatenate([[0.0], np.cumsum(costs)])
-    count = len(costs)
+    return balanced_rows([costs] * stages, fits)
+
+
+def balanced_rows(
+    rows: Sequence[Sequence[float]], fits: Callable[[int, int, int], bool] | None = None
+) -> tuple[int, ...] | None:
+    """As `balanced_cuts`, where stage s costs what `rows[s]` says of its units."""
+    stages, count = len(rows), len(rows[0])
     best = np.full((stages + 1, count + 1), np.inf)
     best[0, 0] = 0.0
     come = np.zeros((stages + 1, count + 1), dtype=np.int64)
     for stage in range(1, stages + 1):
+        total = np.concatenate([[0.0], np.cumsum(rows[stage - 1])])
         for end in range(stage, count + 1):
             starts = np.arange(stage - 1, end)
             worst = np.maximum(best[stage - 1, starts], total[end] - total[starts])

@@ -31,7 +31,7 @@ from ..sharding.folding import MIDDLE, Blocks
 from ..sharding.optimizers import Optimizer
 from .shares import Shares
 
-__all__ = ["Unit", "unit_firsts", "unit_starts", "units_of"]
+__all__ = ["Unit", "unit_firsts", "unit_places", "unit_starts", "units_of"]
 
 _CUDA_BYTES = 512
 _GRADIENTS = PARTS.index("gradients")
@@ -115,18 +115,29 @@ def _modules(captured: Captured, blocks: Blocks) -> list[str]:
 def unit_firsts(captured: Captured, blocks: Blocks) -> list[str]:
     """Where the units of the whole model begin, in the order of the forward: those that stand for others once for
     each."""
-    found: list[str] = []
-    middle: list[str] = []
+    return [first for _, first in unit_places(unit_starts(captured, blocks), blocks)]
+
+
+def unit_places(starts: Sequence[str], blocks: Blocks) -> list[tuple[int, str]]:
+    """The units of the whole model: which of the captured ones, that begin at `starts`, stands for each, and where it
+    begins."""
+    found: list[tuple[int, str]] = []
+    middle: list[int] = []
     run: Run | None = None
-    for first in unit_starts(captured, blocks):
+
+    def repeated() -> list[tuple[int, str]]:
+        names = _numbered([starts[at] for at in middle], run)
+        return [(middle[number % len(middle)], name) for number, name in enumerate(names)]
+
+    for at, first in enumerate(starts):
         place = blocks.place(f"{first}.") if first else None
         if place is not None and place[0] in blocks.cut and place[1] == MIDDLE:
             run = place[0]
-            middle.append(first)
+            middle.append(at)
             continue
-        found += [*_numbered(middle, run), first]
+        found += [*repeated(), (at, first)]
         middle = []
-    return [*found, *_numbered(middle, run)]
+    return [*found, *repeated()]
 
 
 def units_of(
@@ -143,28 +154,12 @@ def units_of(
     optimizer = Optimizer.of(plan.options.optimizer)
     starts = unit_starts(captured, blocks) if starts is None else starts
     named = {captured.names[node]: seconds for node, seconds in shares.ops.items()}
-    found: list[Unit] = []
-    middle: list[Unit] = []
-    run: Run | None = None
-    for stage, first in zip(cut_stages(captured, starts), starts, strict=True):
-        unit = _unit(stage, first, plan, named, shares.steps, optimizer, accumulation)
-        place = blocks.place(f"{first}.") if first else None
-        stands = place is not None and place[0] in blocks.cut and place[1] == MIDDLE
-        if middle and not stands:
-            found += _repeated(middle, run)
-            middle = []
-        if stands and place is not None:
-            run = place[0]
-            middle.append(unit)
-        else:
-            found.append(unit)
-    return [*found, *_repeated(middle, run)]
-
-
-def _repeated(units: Sequence[Unit], run: Run | None) -> list[Unit]:
-    """The units of the second repetition of a run, and the same for each that it stands for."""
-    names = _numbered([unit.first for unit in units], run)
-    return [replace(units[at % len(units)], first=first) for at, first in enumerate(names)]
+    programs = cut_stages(captured, starts)
+    made = [
+        _unit(stage, first, plan, named, shares.steps, optimizer, accumulation)
+        for stage, first in zip(programs, starts, strict=True)
+    ]
+    return [replace(made[at], first=first) for at, first in unit_places(starts, blocks)]
 
 
 def _numbered(firsts: Sequence[str], run: Run | None) -> list[str]:

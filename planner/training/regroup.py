@@ -223,6 +223,8 @@ class Regroup:
 
         found = msgspec.json.decode(agreed_bytes(make), type=Assigned)
         plan, self.ranks = read_plan(found.plan), found.ranks
+        if isinstance(plan, Plan):
+            plan.one_mesh("trained elastically")
         agree(self.groups.control, {"plan": plan.digest(), "ranks": self.ranks})
         return plan
 
