@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
-from msgspec import Struct
+from msgspec import UNSET, Struct
 from torch import nn
 
 from ...passes.placing import on_meta
@@ -160,9 +160,13 @@ def _first(request: Request, ranks: int) -> Plan:
         mesh = fitting_mesh(mesh, ranks)
     if mesh is not None:
         options["constraints"] = fitted(options.get("constraints", ()), mesh)
-    return plan(
-        request.model, request.args, request.kwargs, cluster=cluster, mesh=mesh, loss=request.loss, **options
-    )  # fmt: skip
+    options |= {"cluster": cluster, "loss": request.loss}
+    found = plan(request.model, request.args, request.kwargs, mesh=mesh, **options)
+    if found.stage_meshes is UNSET or found.pipeline is None:
+        return found
+    # State is moved between plans whose pipeline ranks all have one mesh.
+    options |= {"pipeline": found.pipeline.ranks, "microbatches": found.pipeline.microbatches}
+    return plan(request.model, request.args, request.kwargs, mesh=found.mesh, **options)
 
 
 def _constraints(given: Sequence[str | Constraint], axes: int) -> list[Constraint]:
