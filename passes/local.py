@@ -359,6 +359,11 @@ def local_op(
     if op_name(node) in _PACKED:
         packed: Any = fx.map_arg((args, kwargs), emitter.packed)
         args, kwargs = packed
+    if node.target is torch.ops.prims.var.default:
+        # Inductor has no lowering for a correction by position.
+        value, dims, *correction = args
+        kwargs = {**kwargs, "correction": correction[0] if correction else 1}
+        return emitter.call(torch.ops.aten.var.correction, (value, dims), kwargs, like=node)
     return emitter.call(node.target, shaped(node, args, outs, emitter.mesh, emitter.coordinate), kwargs, like=node)
 
 
