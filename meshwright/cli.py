@@ -191,7 +191,7 @@ def plan_command(
     if math.isnan(gap):
         raise RequestError("'--gap' must be a number from 0 to 1, got nan; leave it out for 0.001")
     if time_limit is not None and not time_limit < math.inf:
-        raise RequestError(f"'--time-limit' must be a number of seconds, got {time_limit}; leave it out for no limit")
+        raise RequestError(f"'--time-limit' must be a number of seconds, got {time_limit}; leave it out for 60")
     request = {
         "cluster": Cluster.local() if cluster == "local" else Cluster.parse(cluster),
         "mesh": None if mesh is None else Mesh.parse_each(mesh),
@@ -210,7 +210,7 @@ def plan_command(
             recompute=recompute,
             compiled=not eager,
             replicate=replicate,
-            time_limit_s=time_limit or 60.0,
+            time_limit_s=60.0 if time_limit is None else time_limit,
             gap=gap,
             on_progress=on_progress,
             pipeline=count_or_auto("--pipeline", pipeline),

@@ -21,7 +21,7 @@ from .solver.search import Progress, solve
 if TYPE_CHECKING:
     from .api import Draft
 
-__all__ = ["Known", "refuse_hopeless", "solve_within", "within_rooms"]
+__all__ = ["Known", "needs_no_count", "refuse_hopeless", "solve_within", "within_rooms"]
 
 # How many solutions are counted before the request is given up.
 _COUNTS = 10
@@ -35,6 +35,11 @@ _LEAST_S = 5.0
 _OVER, _UNDER = 1.1, 0.5
 # Of how many moments the least memory is looked for, and how much more a limit's worth of bytes weighs there than time.
 _MOMENTS, _WEIGHT = 3, 100.0
+
+
+def needs_no_count(estimate: float, limit: float) -> bool:
+    """Whether bytes of memory, as estimated, are so far under the limit that they fit by the count too."""
+    return estimate <= _UNDER * limit
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -121,7 +126,7 @@ class _Search:
         first, self.free = self.free is None, self.free or solution
         profile = prepared.timeline.profile(solution.choices)
         estimate = float(profile.max())
-        if estimate <= _UNDER * limit:
+        if needs_no_count(estimate, limit):
             return True
         self.met.update(dict.fromkeys((solution.choices, *solution.others)))
         if first and estimate > _OVER * limit:

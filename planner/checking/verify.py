@@ -23,6 +23,7 @@ from ...plans.plan import Plan
 from ..api import Draft, draft, plan_draft
 from ..apply import capture_by, capture_for
 from ..arguments import check_arguments
+from ..fitting import needs_no_count
 from ..sharding.capturing import Traces
 from ..sharding.own_rules import OpRule
 from ..solver.problem import Solution, Stats, evaluate
@@ -35,8 +36,6 @@ __all__ = ["check", "has_entries", "random_plan", "usual_cluster"]
 LossFunction = Callable[[Any], torch.Tensor]
 # How many random plans are counted before a limit is called too low for one.
 _COUNTS = 5
-# An estimate of memory that is no more than this share of the limit needs no count.
-_UNDER = 0.5
 
 
 def check(
@@ -247,7 +246,7 @@ def random_plan(prepared: Draft, seed: int, *, to_run: bool = False) -> Plan:
 
 def _roomy(prepared: Draft, solution: Solution) -> bool:
     """Whether memory, as estimated, is so far from the limit that it needs no count."""
-    return bool(prepared.timeline.profile(solution.choices).max() <= _UNDER * prepared.limit)
+    return needs_no_count(float(prepared.timeline.profile(solution.choices).max()), prepared.limit)
 
 
 def _sampled(prepared: Draft, seed: int, room: float) -> Solution:
